@@ -1,0 +1,44 @@
+#pragma once
+/// One call of the layer on one rank: what all its stages need, and which stage is running.
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "plait/counters.h"
+#include "plait/layer.h"
+
+namespace plait::moe {
+
+struct LayerCall {
+  const Context& context;
+  Group& group;
+  const LayerConfig& config;
+  const LayerWeights& weights;
+  Stage stage = Stage::other;  ///< for messages: where a failure happened
+
+  ExpertPlacement placement() const { return {config.router.num_experts, group.size()}; }
+  int64_t hidden_columns() const { return config.activation.hidden_columns(config.intermediate); }
+};
+
+/// Names and times the stage that a scope belongs to.
+class StageScope {
+ public:
+  StageScope(LayerCall& call, Stage stage) : zone_(call.context.recorder(), stage) { call.stage = stage; }
+
+ private:
+  Zone zone_;
+};
+
+/// The status with this rank and the running stage where it names none; stops the group, so that no peer waits for this rank.
+Status stop_group(const LayerCall& call, Status status);
+
+/// What all ranks must agree on in this call.
+CallSignature signature(const LayerCall& call, std::string_view operation);
+
+/// Checks of a call's arguments before anything runs: each names the tensor, its shape, and the shape and type that the rule asks for.
+Status check_forward(const LayerCall& call, const ConstTensorView& x, const TensorView& y, const GivenRouting& given);
+Status check_backward(const LayerCall& call, const ConstTensorView& x, const LayerState& state, const ConstTensorView& dy, const TensorView& dx,
+                      const LayerGradients& gradients, const TensorView& dweights);
+
+}  // namespace plait::moe

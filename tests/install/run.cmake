@@ -1,0 +1,33 @@
+# Installs BINARY_DIR into an empty folder, builds the examples against the installed package, runs them and compares what they print.
+# Variables: BINARY_DIR, SOURCE_DIR, CXX.
+set(work ${BINARY_DIR}/install_test)
+file(REMOVE_RECURSE ${work})
+
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT result EQUAL 0)
+    list(JOIN ARGN " " command)
+    message(FATAL_ERROR "${command}: exit ${result}\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+function(expect_output text)
+  if(NOT output MATCHES "${text}")
+    message(FATAL_ERROR "expected '${text}', got:\n${output}")
+  endif()
+endfunction()
+
+run(${CMAKE_COMMAND} --install ${BINARY_DIR} --prefix ${work}/prefix)
+run(${CMAKE_COMMAND} -S ${SOURCE_DIR}/examples -B ${work}/build -DCMAKE_PREFIX_PATH=${work}/prefix -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_BUILD_TYPE=Release)
+run(${CMAKE_COMMAND} --build ${work}/build)
+run(${work}/build/grouped_matmul)
+expect_output("^1 2\n3 4\n12 14\n0 0\n$")
+run(${work}/build/expert_parallel_layer)
+expect_output("rank 3: [0-9]+ rows for its experts")
+if(EXISTS ${work}/prefix/bin/plait)
+  run(${work}/prefix/bin/plait --version)
+  file(STRINGS ${SOURCE_DIR}/VERSION version)
+  string(REPLACE "." "\\." version ${version})
+  expect_output("${version}")
+endif()
