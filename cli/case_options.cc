@@ -23,8 +23,13 @@ std::string help_of(const CaseField& field) {
 // A launcher decides how many ranks there are; what the case says must not contradict it.
 void take_ranks_of(const Standing& standing, CaseBuilder& builder) {
   if (!standing.joined) return;
+  const Launch& launch = standing.launch;
+  if (launch.local_size != launch.size) {
+    builder.add_fault(fmt::format("{} started {} ranks, {} of them on this machine: this build has no engine between machines, start all on one",
+                                  launch.launcher, launch.size, launch.local_size));
+  }
   const Setting* ranks = builder.find("ranks");
-  std::string size = std::to_string(standing.launch.size);
+  std::string size = std::to_string(launch.size);
   bool contradicts = ranks != nullptr && ranks->source == SettingSource::option && ranks->text != size;
   if (contradicts) {
     builder.add_fault(

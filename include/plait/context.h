@@ -43,8 +43,8 @@ struct KernelSet;
 }
 
 struct ContextOptions {
-  int threads = 0;     ///< worker threads including the caller; 0 = usable_cpus() (PLAIT_THREADS overrides)
-  std::string kernel;  ///< tier name; "" = default_tier()
+  int threads = 0;          ///< worker threads including the caller; 0 = usable_cpus() (PLAIT_THREADS overrides)
+  std::string kernel = {};  ///< tier name; "" = default_tier()
 };
 
 /// Everything a call needs besides its arguments. One Context serves one calling thread at a time; several may coexist.

@@ -51,7 +51,7 @@ struct ElementwiseKernels {
   void (*add)(DType type, const std::byte* x, float* acc, int64_t n);
 
   /// out (n columns of `out_type`) = the sum that the steps describe, in float32, rounded once; +0 without steps. A step that pushes on an
-  /// empty stack starts the sum with its term (nothing is added to zero). `out` may be one of the rows.
+  /// empty stack starts the sum with its term (nothing is added to zero). `out` may be one of the rows, where that has `out_type`.
   void (*sum_rows)(const SumStep* steps, int64_t num_steps, DType out_type, std::byte* out, int64_t n);
 
   /// act (n columns) from one row h (2n, or n ungated).

@@ -47,7 +47,7 @@ struct GeluTanh {
 };
 
 /// Reads and writes (gate, up) pairs of a row of 2n columns, [gate | up] or interleaved. Which of them is asked per 16 columns, not by one
-/// more template argument: that costs nothing beside exp, and halves the code.
+/// more template argument: that costs little beside exp and halves the code.
 template <DType type>
 struct PairColumns {
   int64_t n;

@@ -76,10 +76,12 @@ std::optional<int64_t> checked_bytes(const FileArray& array) {
   return bytes;
 }
 
-}  // namespace
+struct NpyHeader {
+  std::string dictionary;
+  int64_t data_begin = 0, data_bytes = 0;
+};
 
-Result<ArrayFile> open_npy(const std::string& path) {
-  static_assert(std::endian::native == std::endian::little, "arrays are read as they lie in the file");
+Result<NpyHeader> read_header(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return Status::invalid_argument(fmt::format("input \"{}\" cannot be read: give the path of a readable file", path));
   int64_t file_bytes = file.tellg();
@@ -97,25 +99,29 @@ Result<ArrayFile> open_npy(const std::string& path) {
   if (!file || header_bytes > max_header_bytes || header_begin + header_bytes > file_bytes) {
     return damaged(path, fmt::format("a header of {} bytes in a file of {}", header_bytes, file_bytes));
   }
-  std::string header(static_cast<size_t>(header_bytes), '\0');
-  file.read(header.data(), header_bytes);
+  NpyHeader header{std::string(static_cast<size_t>(header_bytes), '\0'), header_begin + header_bytes, file_bytes - header_begin - header_bytes};
+  file.read(header.dictionary.data(), header_bytes);
+  if (!file) return damaged(path, "its header could not be read");
+  return header;
+}
 
-  FileArray array;
-  array.offset = header_begin + header_bytes;
-  std::optional<DType> dtype = parse_descr(after_key(header, "descr"));
-  if (!file || !dtype) {
-    return damaged(path, fmt::format("element type in \"{}\"; read are <f4, <f2, bfloat16, <i4, <i8 and |u1", header.substr(0, 80)));
-  }
-  array.dtype = *dtype;
-  std::optional<std::vector<int64_t>> shape = parse_shape(after_key(header, "shape"));
-  if (!shape) return damaged(path, fmt::format("no shape in \"{}\"", header.substr(0, 80)));
-  array.shape = *shape;
-  if (!after_key(header, "fortran_order").starts_with("False")) {
+}  // namespace
+
+Result<ArrayFile> open_npy(const std::string& path) {
+  static_assert(std::endian::native == std::endian::little, "arrays are read as they lie in the file");
+  PLAIT_ASSIGN_OR_RETURN(const NpyHeader header, read_header(path));
+  std::string shown = header.dictionary.substr(0, 80);
+  std::optional<DType> dtype = parse_descr(after_key(header.dictionary, "descr"));
+  if (!dtype) return damaged(path, fmt::format("element type in \"{}\"; read are <f4, <f2, bfloat16, <i4, <i8 and |u1", shown));
+  std::optional<std::vector<int64_t>> shape = parse_shape(after_key(header.dictionary, "shape"));
+  if (!shape) return damaged(path, fmt::format("no shape in \"{}\"", shown));
+  if (!after_key(header.dictionary, "fortran_order").starts_with("False")) {
     return damaged(path, "the elements are in Fortran order; save numpy.ascontiguousarray(array)");
   }
+  FileArray array{"", *dtype, *shape, header.data_begin};
   std::optional<int64_t> bytes = checked_bytes(array);
-  if (!bytes || *bytes > file_bytes - array.offset) {
-    return damaged(path, fmt::format("{} bytes of elements, fewer than its shape needs", file_bytes - array.offset));
+  if (!bytes || *bytes > header.data_bytes) {
+    return damaged(path, fmt::format("{} bytes of elements, fewer than its shape needs", header.data_bytes));
   }
   return ArrayFile{path, {array}};
 }

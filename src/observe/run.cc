@@ -10,6 +10,7 @@
 #include "base/cpu.h"
 #include "base/status_macros.h"
 #include "observe/bench_gmm.h"
+#include "observe/inputs_file.h"
 #include "observe/measure_gather.h"
 #include "observe/run_phases.h"
 
@@ -22,6 +23,10 @@ Result<Case> resolve(const RunOptions& options, int group_size) {
   PLAIT_RETURN_IF_ERROR(run_case.validate());
   if (options.steps < 0) return Status::invalid_argument(fmt::format("steps = {}: must be at least 0", options.steps));
   if (options.rounds < 1) return Status::invalid_argument(fmt::format("rounds = {}: must be at least 1", options.rounds));
+  if (options.steps > 0 && is_array_path(run_case.input)) {
+    return Status::invalid_argument(
+        fmt::format("steps = {}: training needs a text as input, \"{}\" has hidden states", options.steps, run_case.input));
+  }
   if (run_case.ranks != group_size) {
     return Status::invalid_argument(fmt::format("ranks = {}, but the group has {}: they must be equal", run_case.ranks, group_size));
   }

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include "base/status_macros.h"
-#include "observe/inputs_file.h"
 #include "observe/routing_report.h"
 #include "observe/run_phases.h"
 #include "train/trainer.h"
@@ -11,9 +10,6 @@ namespace {
 
 Result<train::Text> training_text(const Case& run_case) {
   if (run_case.input.empty()) return train::Text::generated(run_case.seed);
-  if (is_array_path(run_case.input)) {
-    return Status::invalid_argument(fmt::format("steps: training needs a text as input, \"{}\" has hidden states", run_case.input));
-  }
   return train::Text::load(run_case.input);
 }
 

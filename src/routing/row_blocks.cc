@@ -36,6 +36,7 @@ template <typename Outgoing, typename Incoming, typename RowsOf>
 RowBlocks make_blocks(const RoutingPlan& plan, std::span<const int64_t> row_bytes, std::span<std::byte* const> destinations, Outgoing outgoing,
                       Incoming incoming, RowsOf rows_of) {
   std::vector<SectionLayout> layouts;
+  layouts.reserve(static_cast<size_t>(plan.placement().num_ranks));
   for (int peer = 0; peer < plan.placement().num_ranks; ++peer) layouts.emplace_back(rows_of(peer), row_bytes);
   RowBlocks blocks;
   for_each_run(plan, row_bytes.size(), outgoing, [&](size_t section, int peer, const Run& run) {

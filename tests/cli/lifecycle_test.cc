@@ -172,6 +172,10 @@ TEST(OtherLaunchers, ContradictionsAreBadInput) {
   result = Process(brief({"--engine", "threads"}), one_of_two).wait();
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_NE(result.err.find("take --engine shm"), std::string::npos) << result.err;
+  result =
+      Process(brief({}), {.environment = {{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}}, .folder = ""}).wait();
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.err.find("4 ranks, 2 of them on this machine"), std::string::npos) << result.err;
   result = Process(brief({}), {.environment = {{"RANK", "0"}}, .folder = ""}).wait();
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_NE(result.err.find("WORLD_SIZE"), std::string::npos) << result.err;

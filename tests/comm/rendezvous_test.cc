@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstring>
@@ -121,6 +122,54 @@ TEST(RendezvousTest, StrangersGetNothingAndDisturbNothing) {
   EXPECT_EQ(connect(late), ECONNREFUSED);
   stranger_left.add();
   for (const Outcome& outcome : processes.wait()) EXPECT_EQ(outcome.to_string(), "ok");
+}
+
+/// Needs the right to become another user.
+TEST(RendezvousTest, OtherUsersAreStrangersOnBothSides) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  constexpr uid_t other_user = 65534;
+  const std::string job = unique_job();
+  comm::shm::Meeting meeting;
+  meeting.job = job;
+  meeting.group = "ep";
+  meeting.rank = 1;
+  meeting.size = 2;
+  const std::string listener = comm::shm::name_of_listener(meeting);
+  const SharedCounter refused;
+  Processes processes(3, [&](int index) -> Status {
+    if (index < 2) {  // the real ranks 0 and 1; 1 waits until the other user has tried to take its place
+      if (index == 1 && !refused.wait_for(1)) return wrong("the other user was not refused");
+      PLAIT_ASSIGN_OR_RETURN(const std::unique_ptr<Group> group, join_shm_group(index, 2, job, "ep"));
+      return group->barrier("undisturbed");
+    }
+    if (setuid(other_user) != 0) return wrong("setuid");
+    comm::shm::UniqueFd socket;
+    const int64_t deadline = comm::deadline_after(30);
+    while (comm::shm::connect_name(listener, socket) != 0 && now_ns() < deadline) poll(nullptr, 0, 1);
+    comm::shm::send_message(socket.get(), comm::shm::bytes_of(comm::shm::make_hello(meeting)), {}, deadline);
+    comm::shm::Welcome welcome{};
+    std::vector<comm::shm::UniqueFd> descriptors;
+    const int error = comm::shm::receive_message(socket.get(), comm::shm::writable_bytes_of(welcome), descriptors, deadline);
+    refused.add();
+    return error == ECONNRESET ? Status() : wrong("heard something");
+  });
+  for (const Outcome& outcome : processes.wait()) EXPECT_EQ(outcome.to_string(), "ok");
+
+  const SharedCounter squatting;
+  Processes squatted(2, [&](int index) -> Status {
+    if (index == 0) {
+      comm::shm::UniqueFd socket;
+      if (setuid(other_user) != 0 || comm::shm::bind_name(listener, socket) != 0 || listen(socket.get(), 4) != 0) return wrong("bind");
+      squatting.add();
+      squatting.wait_for(2);
+      return {};
+    }
+    if (!squatting.wait_for(1)) return wrong("nobody listens");
+    const Status status = join_shm_group(1, 2, job, "ep").status();
+    squatting.add();
+    return status.message().find("is held by user 65534") != std::string::npos ? Status() : wrong(status.to_string());
+  });
+  for (const Outcome& outcome : squatted.wait()) EXPECT_EQ(outcome.to_string(), "ok");
 }
 
 int count_descriptors() {

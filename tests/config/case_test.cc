@@ -1,9 +1,11 @@
 // The rules of a Case, the table of its fields, and the shape presets.
 #include "plait/config.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <set>
 
 #include "config/case_fields.h"
@@ -144,6 +146,18 @@ TEST(Presets, ShapesAndConventions) {
   EXPECT_TRUE(c.layer.activation.interleaved);
   EXPECT_TRUE(c.layer.expert_bias);
   EXPECT_EQ(c.layer.router.n_group, 1);
+}
+
+TEST(Presets, DocumentationShowsTheirShapes) {
+  std::ifstream in(std::string(PLAIT_SOURCE_DIR) + "/docs/configuration.md");
+  std::string page((std::istreambuf_iterator<char>(in)), {});
+  for (const std::string& name : preset_names()) {
+    Case c;
+    ASSERT_TRUE(apply_preset(name, 1, c).ok());
+    const RouterConfig& router = c.layer.router;
+    std::string row = fmt::format("| `{}` | {} | {} | {} | {} |", name, c.layer.hidden, c.layer.intermediate, router.num_experts, router.top_k);
+    EXPECT_NE(page.find(row), std::string::npos) << row;
+  }
 }
 
 TEST(Presets, ScaleShrinksHiddenAndIntermediateOnly) {

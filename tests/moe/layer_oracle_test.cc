@@ -166,7 +166,8 @@ TEST(LayerFiniteDifferences, LossMovesAsTheGradientSays) {
   const std::vector<RankResult> r = run_layer(in, {12}).take();
   const std::vector<std::pair<Tensor, Tensor>> pairs = {{in.x, r[0].dx},      {in.weights, r[0].dweights},        {in.gate_up, r[0].gate_up},
                                                         {in.down, r[0].down}, {in.shared_gate, r[0].shared_gate}, {in.shared_down, r[0].shared_down}};
-  for (const auto& [values, gradient] : pairs) {
+  for (const auto& pair : pairs) {
+    const Tensor &values = pair.first, &gradient = pair.second;
     double norm = 0;
     for (double g : to_vector(gradient)) norm += g * g;
     const double step = 1e-3 / std::sqrt(norm);

@@ -154,6 +154,10 @@ TEST(RunCase, BadInputIsAnErrorOnAllRanks) {
   options.rounds = 0;
   expect_refused(options, 2, "rounds = 0");
   options = small_run();
+  options.steps = 1;
+  options.run_case.input = "rows.npy";
+  expect_refused(options, 2, "steps = 1");
+  options = small_run();
   options.run_case.layer.router.num_experts = 7;
   expect_refused(options, 2, "7");
 }

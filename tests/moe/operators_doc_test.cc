@@ -122,7 +122,7 @@ std::string without_spaces(const std::string& text) {
 
 /// Lines of code only, spaces removed: formatting may differ, words may not.
 TEST_F(OperatorsDoc, ExamplesAreTheOnesAbove) {
-  std::ifstream source(PLAIT_SOURCE_DIR "/tests/ops/operators_doc_test.cc");
+  std::ifstream source(PLAIT_SOURCE_DIR "/tests/moe/operators_doc_test.cc");
   std::string tested = without_spaces(std::string(std::istreambuf_iterator<char>(source), {}));
   std::ifstream page(PLAIT_SOURCE_DIR "/docs/operators.md");
   std::string line, block;
