@@ -13,7 +13,19 @@
 namespace plait {
 namespace {
 
-using namespace router_rows;
+using router_rows::as_bytes;
+using router_rows::block_tokens;
+using router_rows::chosen_softmax;
+using router_rows::dense_row;
+using router_rows::load_gradient;
+using router_rows::norm_divisor;
+using router_rows::num_blocks;
+using router_rows::RowScratch;
+using router_rows::scatter_row;
+using router_rows::sigmoid_epsilon;
+using router_rows::softmax_exps;
+using router_rows::softmax_floor;
+using router_rows::SoftmaxRow;
 
 class RouteBackward {
  public:
