@@ -43,14 +43,11 @@ void read_seconds(const CLI::Option& option, double& to, Program& program) {
 
 Result<BenchGmmReport> measure(const BenchArguments& arguments, const Program& program, BenchGmmOptions& options, ProgressBar& bar) {
   PLAIT_RETURN_IF_ERROR(prepare_process(program, -1));
-  int threads = 0;
-  if (arguments.case_options.any_given() || !program.faults.empty()) {
-    PLAIT_ASSIGN_OR_RETURN(Case of, arguments.case_options.resolve_alone(program));
-    options.cases = {gmm_case_of(of, arguments.transposed)};
-    threads = of.threads;
-  }
+  const bool one_case = arguments.case_options.any_given_but("threads");
+  PLAIT_ASSIGN_OR_RETURN(Case of, arguments.case_options.resolve_alone(program, one_case ? "" : "tiny"));
+  if (one_case) options.cases = {gmm_case_of(of, arguments.transposed)};
   install_interrupt_handlers(InterruptPolicy::alone);
-  PLAIT_ASSIGN_OR_RETURN(std::unique_ptr<Context> context, Context::create({.threads = threads, .kernel = ""}));
+  PLAIT_ASSIGN_OR_RETURN(std::unique_ptr<Context> context, Context::create({.threads = of.threads, .kernel = ""}));
   options.progress = [&](double done, std::string_view what) { bar.show(done, what); };
   options.interrupted = interrupted;
   return bench_gmm(*context, options);

@@ -58,9 +58,9 @@ void CaseOptions::attach(CLI::App& command) {
   }
 }
 
-bool CaseOptions::any_given() const {
+bool CaseOptions::any_given_but(std::string_view field) const {
   bool any = !config_.empty();
-  for (const Value& value : values_) any = any || value.option->count() > 0;
+  for (const Value& value : values_) any = any || (value.option->count() > 0 && value.field->name != field);
   return any;
 }
 
@@ -101,8 +101,9 @@ Result<Case> CaseOptions::resolve(const Program& program, const Standing& standi
   return built;
 }
 
-Result<Case> CaseOptions::resolve_alone(const Program& program) const {
+Result<Case> CaseOptions::resolve_alone(const Program& program, std::string_view model) const {
   CaseBuilder builder;
+  if (!model.empty()) builder.add_option("model", std::string(model));
   for (const std::string& fault : program.faults) builder.add_fault(fault);
   if (!config_.empty()) builder.add_file(config_);
   add_given(builder);

@@ -15,15 +15,15 @@ class CaseOptions {
  public:
   void attach(CLI::App& command);
 
-  /// True where --config, --model or any other option of the CASE was given.
-  bool any_given() const;
+  /// True where --config, --model or any other option of the CASE but `field` was given.
+  bool any_given_but(std::string_view field) const;
   bool given(std::string_view field) const;
 
   /// The valid case: configs/default.yaml or --config, then --model, then the options; all faults at once, those of `program` included.
   /// The ranks of a launcher count as the case's. Notes about keys of other frameworks go to stderr, once per job.
   Result<Case> resolve(const Program& program, const Standing& standing) const;
-  /// The same without a launcher and without configs/default.yaml, for sub-commands of one process.
-  Result<Case> resolve_alone(const Program& program) const;
+  /// The same without a launcher and without configs/default.yaml, for sub-commands of one process. `model` is a preset to start from, or "".
+  Result<Case> resolve_alone(const Program& program, std::string_view model) const;
 
  private:
   struct Value {

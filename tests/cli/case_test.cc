@@ -41,6 +41,10 @@ TEST(BadInput, ImpossibleShapes) {
   expect_refused({"verify", "--model", "tiny", "--ranks", "2", "--across-ranks", "1,3"}, {"experts 8", "3 ranks"});
   expect_refused({"verify", "--model", "tiny", "--ranks", "2", "--across-ranks", "1,x"}, {"\"x\""});
   expect_refused({"bench", "gmm", "--seconds", "soon"}, {"\"soon\""});
+  RunResult threads_alone = run_plait({"bench", "gmm", "--threads", "many"});  // no shape is asked for: the grid has its own
+  EXPECT_EQ(threads_alone.exit_code, 2);
+  EXPECT_NE(threads_alone.err.find("many"), std::string::npos);
+  EXPECT_EQ(threads_alone.err.find("hidden"), std::string::npos) << threads_alone.err;
 }
 
 TEST(BadInput, FusedDispatcherWithoutFusedOperators) {

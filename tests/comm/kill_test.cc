@@ -11,6 +11,7 @@
 
 #include "base/status_macros.h"
 #include "comm/shm/handshake.h"
+#include "comm/shm/join.h"
 #include "engines.h"
 #include "support/test_tensors.h"
 
@@ -149,6 +150,20 @@ TEST(KillTest, AReaderKeepsWhatAKilledOwnerPublished) {
   expect_named(processes, 2, 1, "reader");
 }
 
+TEST(KillTest, WithoutPidfdsTheSocketsTell) {
+  const std::string job = unique_job();
+  const SharedCounter started;
+  Processes processes(3, [&](int rank) -> Status {
+    comm::shm::JoinSettings settings;
+    settings.pidfds = false;
+    PLAIT_ASSIGN_OR_RETURN(const std::unique_ptr<Group> group, comm::shm::join(rank, 3, job, "g", {}, settings));
+    return work(*group, started);
+  });
+  ASSERT_TRUE(started.wait_for(3));
+  processes.kill(2);
+  expect_named(processes, 3, 2, "no pidfds");
+}
+
 TEST(KillTest, AForkedChildOfARankEndsWithoutEffect) {
   const std::string job = unique_job();
   Processes processes(2, [&](int rank) -> Status {
@@ -161,6 +176,7 @@ TEST(KillTest, AForkedChildOfARankEndsWithoutEffect) {
         _exit(0);
       }
       waitpid(child, nullptr, 0);
+      pause_us(60'000);  // some looks of rank 0 at its peers
     }
     return group->barrier("after");
   });

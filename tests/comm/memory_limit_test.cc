@@ -75,7 +75,7 @@ TEST(MemoryLimitTest, AnAddressSpaceLimitIsAnError) {
 TEST(MemoryLimitTest, WithoutMemfdUnnamedFilesServe) {
   const std::string job = unique_job();
   Processes processes(3, [&](int rank) -> Status {
-    const comm::shm::JoinSettings settings{comm::shm::Backing::unnamed_file, 3, comm::default_payload_capacity};
+    const comm::shm::JoinSettings settings{comm::shm::Backing::unnamed_file};
     PLAIT_ASSIGN_OR_RETURN(const std::unique_ptr<Group> group, comm::shm::join(rank, 3, job, "g", {}, settings));
     for (int64_t bytes : {100, 1 << 20, 3 << 20}) PLAIT_RETURN_IF_ERROR(use_window(*group, bytes));
     return {};

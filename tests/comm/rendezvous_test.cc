@@ -74,7 +74,7 @@ TEST(RendezvousTest, ASecondJobOfTheNameIsRefusedWhileTheFirstLives) {
   const std::string job = unique_job();
   auto first = join_shm_group(0, 1, job, "ep");
   ASSERT_TRUE(first.ok());
-  const JoinSettings settings{comm::shm::Backing::memfd, 0.1, comm::default_payload_capacity};
+  const JoinSettings settings{comm::shm::Backing::memfd, 0.1};
   const auto second = comm::shm::join(0, 2, job, "ep", {}, settings);
   EXPECT_EQ(second.status().code(), StatusCode::unavailable);
   EXPECT_NE(second.status().message().find("group 'ep' of job '" + job + "' exists on this machine already"), std::string::npos)

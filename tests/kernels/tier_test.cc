@@ -45,6 +45,9 @@ TEST(Tier, EveryTierHasAStateAndUnusableOnesAReason) {
     EXPECT_EQ(states[i].tier, tiers[i]);
     EXPECT_EQ(states[i].usable, states[i].reason.empty()) << states[i].reason;
   }
+  for (const TierState& state : states) {
+    EXPECT_EQ(state.reason.find("self-check"), std::string::npos) << name(state.tier) << ": " << state.reason;
+  }
   EXPECT_TRUE(states[0].usable) << "the reference runs everywhere: " << states[0].reason;
 }
 

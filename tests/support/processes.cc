@@ -93,12 +93,11 @@ Processes::~Processes() {
 void Processes::kill(int index) const { ::kill(pid(index), SIGKILL); }
 
 int Processes::num_running() {
-  return static_cast<int>(std::count_if(children_.begin(), children_.end(), [this](Child& child) { return !reap(child); }));
+  return static_cast<int>(std::count_if(children_.begin(), children_.end(), [](Child& child) { return !reap(child); }));
 }
 
-/// Takes what the child has written and looks whether it has ended.
-bool Processes::reap(Child& child) {
-  if (child.reaped) return true;
+/// Takes what has been written; never waits for more, because a child's own children may keep the pipe open.
+void Processes::drain(Child& child) {
   pollfd item{child.pipe, POLLIN, 0};
   while (poll(&item, 1, 0) > 0) {
     std::array<char, 4096> buffer;
@@ -106,6 +105,12 @@ bool Processes::reap(Child& child) {
     if (length <= 0) break;
     child.text.append(buffer.data(), static_cast<size_t>(length));
   }
+}
+
+/// Takes what the child has written and looks whether it has ended.
+bool Processes::reap(Child& child) {
+  if (child.reaped) return true;
+  drain(child);
   child.reaped = waitpid(child.pid, &child.wait_status, WNOHANG) == child.pid;
   return child.reaped;
 }
@@ -127,9 +132,7 @@ std::vector<Outcome> Processes::wait(double timeout_s) {
       waitpid(child.pid, &child.wait_status, 0);
       child.reaped = true;
     }
-    std::array<char, 4096> buffer;
-    for (ssize_t length = 0; (length = read(child.pipe, buffer.data(), buffer.size())) > 0;)
-      child.text.append(buffer.data(), static_cast<size_t>(length));
+    drain(child);
     if (WIFSIGNALED(child.wait_status)) outcomes[i].signal = WTERMSIG(child.wait_status);
     outcomes[i].exited = WIFEXITED(child.wait_status) && WEXITSTATUS(child.wait_status) == 0 && !outcomes[i].timed_out;
     if (outcomes[i].exited) outcomes[i].status = unpack(child.text);

@@ -48,7 +48,8 @@ class Processes {
     bool reaped = false;
     int wait_status = 0;
   };
-  bool reap(Child& child);
+  static void drain(Child& child);
+  static bool reap(Child& child);
   std::vector<Child> children_;
 };
 

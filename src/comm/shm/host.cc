@@ -57,6 +57,7 @@ class Host {
   Status hear(Guest& guest);
   Status missing() const;
   void tell_all(const Status& status);
+  UniqueFd open_process(pid_t process) const;
   Result<Mesh> introduce(int control);
 
   const Meeting& meeting_;
@@ -176,7 +177,10 @@ void Host::tell_all(const Status& status) {
   } while (true);
 }
 
-UniqueFd open_process(pid_t process) { return UniqueFd(process > 0 ? static_cast<int>(syscall(SYS_pidfd_open, process, 0)) : -1); }
+/// Nothing for a process outside this pid namespace, and on kernels before 5.3.
+UniqueFd Host::open_process(pid_t process) const {
+  return UniqueFd(meeting_.pidfds && process > 0 ? static_cast<int>(syscall(SYS_pidfd_open, process, 0)) : -1);
+}
 
 /// Sends `message` with the descriptors that are there.
 template <typename Message>

@@ -12,7 +12,8 @@ namespace plait::comm::shm {
 
 struct JoinSettings {
   Backing backing = Backing::memfd;
-  double name_wait_s = 3;  ///< Meeting::name_wait_s
+  double name_wait_s = 3;  ///< these two: see Meeting
+  bool pidfds = true;
   int64_t payload_capacity = default_payload_capacity;
 };
 

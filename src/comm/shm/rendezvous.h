@@ -18,6 +18,7 @@ struct Meeting {
   std::string group;
   double timeout_s = 60;
   double name_wait_s = 3;  ///< how long rank 0 waits for the name to become free: a killed job's end takes a moment
+  bool pidfds = true;      ///< false: as on systems without them
 };
 
 /// What a rank has when all have met. Indexed by rank; nothing at its own place.

@@ -147,6 +147,4 @@ int receive_message(int socket, std::span<std::byte> message, std::vector<Unique
   return 0;
 }
 
-int wait_readable(int socket, int64_t deadline_ns) { return poll_until(socket, POLLIN, deadline_ns); }
-
 }  // namespace plait::comm::shm

@@ -50,8 +50,6 @@ int make_pair(UniqueFd& a, UniqueFd& b);
 int send_message(int socket, std::span<const std::byte> message, std::span<const int> descriptors, int64_t deadline_ns);
 /// ECONNRESET where the other end is closed, EPROTO where the message has another size, EMFILE where its descriptors find no room.
 int receive_message(int socket, std::span<std::byte> message, std::vector<UniqueFd>& descriptors, int64_t deadline_ns);
-/// Waits for input or a hang-up: 0, ETIMEDOUT, EINTR.
-int wait_readable(int socket, int64_t deadline_ns);
 
 template <typename T>
 std::span<const std::byte> bytes_of(const T& message) {
