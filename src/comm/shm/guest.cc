@@ -94,8 +94,9 @@ Status Guest::no_answer(int error) const {
                                        meeting_.rank))
         .in_stage("join");
   }
-  UniqueFd probe;
-  const bool taken = bind_name(name_of_group(meeting_), probe) == EADDRINUSE;
+  UniqueFd probe;  // connects: a probe that bound the name would hold it for a moment, and the next guest's would find it held
+  const int held = connect_name(name_of_group(meeting_), probe);
+  const bool taken = held == 0 || held == EAGAIN;
   return Status::timeout(
              fmt::format("rank 0 of {} did not open it within {:g} s of rank {}{}", describe(meeting_), meeting_.timeout_s, meeting_.rank,
                          taken ? ": a complete group of this name runs on this machine; give this job a name of its own (PLAIT_JOB)" : ""))

@@ -90,6 +90,7 @@ Status Host::take_name(const std::string& name, UniqueFd& socket, int64_t deadli
 Status Host::open() {
   const int64_t deadline = std::min(deadline_, deadline_after(meeting_.name_wait_s));
   PLAIT_RETURN_IF_ERROR(take_name(name_of_group(meeting_), name_, deadline));
+  if (listen(name_.get(), 1) != 0) return failed_call("listen", errno);  // for guests that ask whether the name is held
   if (meeting_.size == 1) return {};
   PLAIT_RETURN_IF_ERROR(take_name(name_of_listener(meeting_), listener_, deadline));
   if (listen(listener_.get(), meeting_.size) != 0) return failed_call("listen", errno);
