@@ -6,6 +6,9 @@ BUILD := build/release
 export CTEST_OUTPUT_ON_FAILURE := 1
 ifneq ($(shell command -v ccache),)
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
+# Clones share what was compiled.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
 endif
 
 # $(call compile,PRESET,TARGETS): configures once, then builds.

@@ -49,15 +49,15 @@ class [[nodiscard]] Status {
   int expert() const { return expert_; }               ///< the expert concerned, -1 where none is
   const std::string& stage() const { return stage_; }  ///< what was going on, "" where unknown
 
-  Status&& at_rank(int rank) && {
+  Status at_rank(int rank) && {
     rank_ = rank;
     return std::move(*this);
   }
-  Status&& in_stage(std::string_view stage) && {
+  Status in_stage(std::string_view stage) && {
     stage_ = stage;
     return std::move(*this);
   }
-  Status&& at_expert(int expert) && {
+  Status at_expert(int expert) && {
     expert_ = expert;
     return std::move(*this);
   }

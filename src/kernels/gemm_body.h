@@ -12,64 +12,93 @@ inline typename I::V dot(typename I::V acc, typename I::V a, typename I::V b) {
     return I::fma(acc, a, b);
 }
 
+/// Any rows of results: cut off on the right, of any type. `values` holds the finished chains.
+[[gnu::noinline]] void write_values(const PanelProduct& p, int64_t row, int64_t rows, const float* values) {
+  const int64_t bytes = size_of(p.out_type);
+  for (int64_t r = 0; r < rows; ++r, values += panel_width) {
+    std::byte* out = p.out[row + r] + p.out_offset;
+    alignas(64) std::byte whole[panel_width * 4];
+    if (p.accumulate) __builtin_memcpy(whole, out, static_cast<size_t>(p.columns * bytes));
+    for (int j = 0; j < panel_width; j += Isa::width) {
+      typename Isa::V value = Isa::load(values + j);
+      if (p.bias) value = Isa::add(value, Isa::load(p.bias + j));
+      if (p.accumulate) value = Isa::add(Isa::template load_as<DType::f32>(whole + j * 4), value);
+      if (p.out_type == DType::bf16)
+        Isa::template store_as<DType::bf16>(whole + j * 2, value);
+      else if (p.out_type == DType::f16)
+        Isa::template store_as<DType::f16>(whole + j * 2, value);
+      else
+        Isa::template store_as<DType::f32>(whole + j * 4, value);
+    }
+    __builtin_memcpy(out, whole, static_cast<size_t>(p.columns * bytes));
+  }
+}
+
+/// Whole panels straight from the accumulators.
 template <DType type, int R>
-[[gnu::always_inline]] inline void write_rows(const PanelProduct& p, int64_t row, const Accumulators<R>& acc) {
-  constexpr int64_t bytes = size_of(type);
+[[gnu::always_inline]] inline void write_whole_rows(const PanelProduct& p, int64_t row, const Accumulators<R>& acc) {
   PLAIT_UNROLL
   for (int r = 0; r < R; ++r) {
     std::byte* out = p.out[row + r] + p.out_offset;
-    alignas(64) std::byte whole[panel_width * 4];
-    std::byte* to = p.columns == panel_width ? out : whole;
-    if (p.accumulate && to == whole) __builtin_memcpy(whole, out, static_cast<size_t>(p.columns * bytes));
     PLAIT_UNROLL
     for (int j = 0; j < panel_vectors; ++j) {
       typename Isa::V value = acc[r][j];
-      if (type == DType::f32 && p.accumulate) value = Isa::add(Isa::template load_as<DType::f32>(to + j * Isa::width * 4), value);
-      Isa::template store_as<type>(to + j * Isa::width * bytes, value);
+      if (p.bias) value = Isa::add(value, Isa::load(p.bias + j * Isa::width));
+      if (type == DType::f32 && p.accumulate) value = Isa::add(Isa::template load_as<DType::f32>(out + j * Isa::width * 4), value);
+      Isa::template store_as<type>(out + j * Isa::width * size_of(type), value);
     }
-    if (to == whole) __builtin_memcpy(out, whole, static_cast<size_t>(p.columns * bytes));
   }
 }
 
 template <int R>
-[[gnu::always_inline]] inline void finish_rows(const PanelProduct& p, int64_t row, Accumulators<R>& acc) {
-  if (p.store_acc) {
+[[gnu::always_inline]] inline void finish_rows(const PanelProduct& p, int64_t row, const Accumulators<R>& acc) {
+  const bool whole = !p.store_acc && p.columns == panel_width;
+  if (whole && p.out_type == DType::bf16) return write_whole_rows<DType::bf16, R>(p, row, acc);
+  if (whole && p.out_type == DType::f32) return write_whole_rows<DType::f32, R>(p, row, acc);
+  alignas(64) float values[R * panel_width];
+  float* to = p.store_acc ? p.acc + row * p.acc_stride : values;
+  const int64_t stride = p.store_acc ? p.acc_stride : panel_width;
+  PLAIT_UNROLL
+  for (int r = 0; r < R; ++r) {
     PLAIT_UNROLL
-    for (int r = 0; r < R; ++r) {
-      PLAIT_UNROLL
-      for (int j = 0; j < panel_vectors; ++j) Isa::store(p.acc + (row + r) * p.acc_stride + j * Isa::width, acc[r][j]);
-    }
-    return;
+    for (int j = 0; j < panel_vectors; ++j) Isa::store(to + r * stride + j * Isa::width, acc[r][j]);
   }
-  if (p.bias) {
-    PLAIT_UNROLL
-    for (int r = 0; r < R; ++r) {
-      PLAIT_UNROLL
-      for (int j = 0; j < panel_vectors; ++j) acc[r][j] = Isa::add(acc[r][j], Isa::load(p.bias + j * Isa::width));
-    }
-  }
-  if (p.out_type == DType::bf16)
-    write_rows<DType::bf16, R>(p, row, acc);
-  else if (p.out_type == DType::f16)
-    write_rows<DType::f16, R>(p, row, acc);
-  else
-    write_rows<DType::f32, R>(p, row, acc);
+  if (!p.store_acc) write_values(p, row, R, values);
 }
 
-/// Lines of the results are fetched for writing before they are stored; past the last row come those of the next panel.
-[[gnu::always_inline]] inline void fetch_results(const PanelProduct& p, int64_t row, int rows) {
-  const int64_t bytes = panel_width * (p.out_type == DType::f32 ? 4 : 2);
-  int64_t offset = p.out_offset;
-  for (int r = 0; r < rows; ++r, ++row) {
-    if (row >= p.num_rows) {
-      row -= p.num_rows;
-      offset += bytes;
-      if (row >= p.num_rows) return;
-    }
-    const std::byte* line = p.out[row] + offset;
-    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(line + byte, 1, 3);
+/// Lines of the results of `rows` rows, fetched for writing bit by bit before they are stored: many at once would keep the operands'
+/// lines waiting. Past the last row come the results of the next panel.
+class ResultLines {
+ public:
+  ResultLines(const PanelProduct& p, int64_t row, int rows) : p_(p), row_(row + p.out_ahead), offset_(p.out_offset) {
+    bytes_ = panel_width * (p.out_type == DType::f32 ? 4 : 2);
+    const int64_t chunks = num_blocks(p.units, chunk_units);
+    left_ = p.store_acc ? 0 : rows * num_blocks(bytes_, 64);
+    rate_ = chunks > 1 ? num_blocks(left_, chunks) : left_;
   }
-}
+  [[gnu::always_inline]] inline void fetch() {
+    for (int64_t i = 0; i < rate_ && left_ > 0; ++i, --left_) {
+      if (row_ >= p_.num_rows) {
+        row_ -= p_.num_rows;
+        offset_ += bytes_;
+      }
+      __builtin_prefetch(p_.out[row_] + offset_ + byte_, 1, 3);
+      byte_ += 64;
+      if (byte_ < bytes_) continue;
+      byte_ = 0;
+      ++row_;
+    }
+  }
+
+ private:
+  const PanelProduct& p_;
+  int64_t row_;
+  int64_t offset_;
+  int64_t byte_ = 0;
+  int64_t bytes_;
+  int64_t left_;
+  int64_t rate_;
+};
 
 /// R rows by one panel: the accumulators stay in registers over all units. There is one copy of the multiplications only, so that the
 /// compiler has no reason to move accumulators to memory between loops; half a unit is a second round over a copy of it.
@@ -85,7 +114,7 @@ void multiply_rows(const PanelProduct& p, int64_t row, Panel panel) {
     PLAIT_UNROLL
     for (int j = 0; j < panel_vectors; ++j) acc[r][j] = p.load_acc ? Isa::load(p.acc + (row + r) * p.acc_stride + j * Isa::width) : Isa::zero();
   }
-  if (!p.store_acc) fetch_results(p, row + p.out_ahead, R);
+  ResultLines results(p, row, R);
   int64_t offset = 0;
   int64_t units = p.units;
   bool half_unit = p.half_unit;
@@ -93,6 +122,7 @@ void multiply_rows(const PanelProduct& p, int64_t row, Panel panel) {
     while (units > 0) {
       const int64_t chunk_end = units > chunk_units ? units - chunk_units : 0;
       panel.next_chunk();
+      results.fetch();
       p.prefetch->fetch(row == 0 ? p.prefetch->first_rate : p.prefetch->rest_rate);
       for (; units > chunk_end; --units, offset += p.a_step) {
         V bv[panel_vectors];
@@ -123,19 +153,13 @@ void multiply_rows(const PanelProduct& p, int64_t row, Panel panel) {
 template <bool pairs, typename Panel>
 void multiply_up_to_max(const PanelProduct& p, int64_t row, int64_t rows, const Panel& panel) {
   static_assert(max_rows == 6);
-  switch (rows) {
-    case 1:
-      return multiply_rows<pairs, 1>(p, row, panel);
-    case 2:
-      return multiply_rows<pairs, 2>(p, row, panel);
-    case 3:
-      return multiply_rows<pairs, 3>(p, row, panel);
-    case 4:
-      return multiply_rows<pairs, 4>(p, row, panel);
-    case 5:
-      return multiply_rows<pairs, 5>(p, row, panel);
-    default:
-      return multiply_rows<pairs, 6>(p, row, panel);
+  if (rows == 6) return multiply_rows<pairs, 6>(p, row, panel);
+  if (rows == 5) return multiply_rows<pairs, 5>(p, row, panel);
+  if (rows == 4) return multiply_rows<pairs, 4>(p, row, panel);
+  if constexpr (Panel::few_rows) {
+    if (rows == 3) return multiply_rows<pairs, 3>(p, row, panel);
+    if (rows == 2) return multiply_rows<pairs, 2>(p, row, panel);
+    return multiply_rows<pairs, 1>(p, row, panel);
   }
 }
 
@@ -143,11 +167,11 @@ void multiply_up_to_max(const PanelProduct& p, int64_t row, int64_t rows, const 
 /// leaves the panel packed for the others.
 template <bool pairs, typename Panel>
 void multiply_panel(const PanelProduct& p, const Panel& first) {
-  int64_t blocks = (p.num_rows + max_rows - 1) / max_rows;
-  int64_t row = (p.num_rows + blocks - 1) / blocks;
+  int64_t blocks = num_blocks(p.num_rows, max_rows);
+  int64_t row = num_blocks(p.num_rows, blocks);
   multiply_up_to_max<pairs>(p, 0, row, first);
   while (--blocks > 0) {
-    int64_t rows = (p.num_rows - row + blocks - 1) / blocks;
+    int64_t rows = num_blocks(p.num_rows - row, blocks);
     multiply_up_to_max<pairs>(p, row, rows, PackedPanel(p.b));
     row += rows;
   }

@@ -43,7 +43,6 @@ class KTile {
       p.units = shape_.units(num_k);
       p.load_acc = k > 0;
       p.store_acc = k + block_ < num_rows_ || !contiguous;
-      p.out_ahead = p.units < short_product_units ? rows_ahead : 0;
       for (int64_t column = tile_.col_begin; column < tile_.col_end; column += primitives_.panel_columns) {
         primitives_.pack(block(problem_.dy, k, num_k, column, tile_.col_end), right_panel(column, p.units));
       }
@@ -61,6 +60,7 @@ class KTile {
     primitives_.pack(block(problem_.x, k, num_k, row, tile_.row_end), left_);
     p.a = Rows{reinterpret_cast<const std::byte*>(left_), 4, nullptr};
     p.num_rows = std::min(primitives_.panel_columns, tile_.row_end - row);
+    p.out_ahead = p.units < short_product_units ? std::min(rows_ahead, p.num_rows) : 0;
     std::byte* dw = problem_.dw + (tile_.group * problem_.dw_group_stride + row * problem_.dw_k_stride) * out_bytes;
     p.out = MutableRows{dw, problem_.dw_k_stride * out_bytes, nullptr};
     for (int64_t column = tile_.col_begin; column < tile_.col_end; column += primitives_.panel_columns) {

@@ -14,6 +14,8 @@
 
 namespace plait::kernels {
 
+constexpr int64_t num_blocks(int64_t x, int64_t block) { return (x + block - 1) / block; }
+
 /// The widest panel of any tier.
 inline constexpr int64_t max_panel_columns = 64;
 
@@ -75,7 +77,7 @@ struct PanelProduct {
   DType out_type = DType::f32;
   const float* bias = nullptr;  ///< one value per column of a panel, or null
   bool accumulate = false;      ///< out (f32) += result
-  int64_t out_ahead = 0;        ///< rows ahead of the present ones whose results are fetched for writing
+  int64_t out_ahead = 0;        ///< results are fetched for writing so many rows ahead, at most num_rows
   PrefetchCursor* prefetch = nullptr;
 };
 

@@ -138,11 +138,13 @@ void convert_rows(const PackSource& s, float* out, int64_t out_stride) {
   }
 }
 
-// Where multiply_rows takes its panel from, unit by unit. next_chunk() is called before every chunk_units units.
+// Where multiply_rows takes its panel from, unit by unit. next_chunk() is called before every chunk_units units; few_rows tells whether
+// products of less than four rows occur.
 
 /// A packed panel. `keep` stops the compiler from loading a vector once per row instead of once.
 class PackedPanel {
  public:
+  static constexpr bool few_rows = true;
   explicit PackedPanel(const float* b) : b_(b) {}
   void next_chunk() {}
   [[gnu::always_inline]] inline void next_unit(typename Isa::V bv[panel_vectors]) {
@@ -162,6 +164,7 @@ class PackedPanel {
 template <bool pairs, bool store, typename I = Isa>
 class RowPanel {
  public:
+  static constexpr bool few_rows = !store;  // packing serves several blocks of rows
   RowPanel(const PackSource& s, float* out)
       : row_(s.rows[s.first_row] + s.first_element * (pairs ? 2 : 4)), stride_(s.rows.stride_bytes), out_(out) {}
   void next_chunk() {}
@@ -193,6 +196,7 @@ class RowPanel {
 template <bool pairs>
 class ColumnPanel {
  public:
+  static constexpr bool few_rows = true;
   ColumnPanel(const PackSource& s, float* out)
       : rows_(s.rows[s.first_row] + s.first_element * (pairs ? 2 : 4)),
         stride_(s.rows.stride_bytes),

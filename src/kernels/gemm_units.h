@@ -7,7 +7,6 @@ namespace plait::kernels {
 
 inline constexpr int64_t line_bytes = 64;
 
-constexpr int64_t num_blocks(int64_t x, int64_t block) { return (x + block - 1) / block; }
 constexpr int64_t round_up(int64_t x, int64_t multiple) { return num_blocks(x, multiple) * multiple; }
 
 /// How a type's elements become units of 32 bits, on one tier.

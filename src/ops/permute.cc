@@ -56,8 +56,8 @@ struct Reduction {
   TensorView tokens;
 };
 
-/// What one thread keeps from token to token.
-struct TokenSum {
+/// What one thread keeps from token to token, on cache lines of its own.
+struct alignas(64) TokenSum {
   std::vector<TreeTerm> terms;
   RowSum sum;
 };

@@ -187,6 +187,17 @@ TEST(GemmValue, DenormalsCountAsZeroAndResultsFlush) {
   }
 }
 
+#if !defined(__aarch64__)  // which may flush before rounding
+TEST(GemmValue, ResultsFlushAfterRounding) {
+  for (const Context* context : all_contexts()) {
+    Tensor w = tensor_of(DType::f32, {2, 1}, {1, -0x1p-51});
+    EXPECT_EQ(get(multiply(*context, tensor_of(DType::f32, {1, 2}, {0x1p-126, 0x1p-100}), w, DType::f32), 0), 0x1p-126) << name(context->tier());
+    Tensor x = tensor_of(DType::f32, {1, 2}, {0x1p-126, 0x1p-100 * (1 + 0x1p-20)});
+    EXPECT_EQ(get(multiply(*context, x, w, DType::f32), 0), 0.0) << name(context->tier());
+  }
+}
+#endif
+
 TEST(GemmValue, RoundingOfTheLastStore) {
   const double inf = std::numeric_limits<double>::infinity();
   for (const Context* context : all_contexts()) {
@@ -253,6 +264,9 @@ TEST(GemmValue, ChainStepFlushesAfterRounding) {
   EXPECT_EQ(kernels::chain_step(0x1p-63F, 0x1p-63F, 0), smallest);
   // 2^-126 (1 - 2^-46) rounds to 2^-126.
   EXPECT_EQ(kernels::chain_step(0x1p-63F * (1 + 0x1p-23F), 0x1p-63F * (1 - 0x1p-23F), 0), smallest);
+  // 2^-126 - 2^-151 is half-way to the next number of 24 bits below: the tie goes to 2^-126, what is under it does not.
+  EXPECT_EQ(kernels::chain_step(0x1p-100F, -0x1p-51F, smallest), smallest);
+  EXPECT_EQ(kernels::chain_step(0x1p-100F, -0x1p-51F * (1 + 0x1p-20F), smallest), 0.0F);
   EXPECT_TRUE(std::signbit(kernels::chain_step(-smallest, 0.5F, 0)));
 }
 

@@ -76,9 +76,9 @@ Status Guest::connect() {
 }
 
 int Guest::hear_welcome() {
-  int error = send_message(host_.get(), bytes_of(make_hello(meeting_)), {}, deadline_);
-  if (error == 0) error = receive_message(host_.get(), writable_bytes_of(welcome_), descriptors_, deadline_ + verdict_ns);
-  return error;
+  const int error = send_message(host_.get(), bytes_of(make_hello(meeting_)), {}, deadline_);
+  if (error != 0 && error != ECONNRESET) return error;  // a host that hung up may have said why before
+  return receive_message(host_.get(), writable_bytes_of(welcome_), descriptors_, deadline_ + verdict_ns);
 }
 
 Status Guest::lost_host() const {

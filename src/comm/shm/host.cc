@@ -55,6 +55,7 @@ class Host {
   Status step(int64_t deadline);
   Status accept_guest();
   Status hear(Guest& guest);
+  std::vector<int> missing_ranks() const;
   Status missing() const;
   void tell_all(const Status& status);
   UniqueFd open_process(pid_t process) const;
@@ -136,25 +137,31 @@ Status Host::hear(Guest& guest) {
     guest.socket.reset();
     return {};
   }
+  const auto twin = std::find_if(guests_.begin(), guests_.end(), [&](const Guest& other) { return other.rank == hello.rank; });
+  const bool first = twin == guests_.end();
+  guest.rank = hello.rank;
   Status status = check_hello(hello, meeting_, guest.process);
   if (!status.ok()) return std::move(status).in_stage("join");
-  for (const Guest& other : guests_) {
-    if (other.rank != hello.rank) continue;
+  if (!first) {
     return Status::invalid_argument(
-               fmt::format("processes {} and {} both say that they are rank {} of {}", other.process, guest.process, hello.rank, describe(meeting_)))
+               fmt::format("processes {} and {} both say that they are rank {} of {}", twin->process, guest.process, hello.rank, describe(meeting_)))
         .at_rank(hello.rank)
         .in_stage("join");
   }
-  guest.rank = hello.rank;
   ++num_present_;
   return {};
 }
 
-Status Host::missing() const {
+std::vector<int> Host::missing_ranks() const {
   std::vector<int> ranks;
   for (int rank = 1; rank < meeting_.size; ++rank) {
     if (std::none_of(guests_.begin(), guests_.end(), [&](const Guest& guest) { return guest.rank == rank; })) ranks.push_back(rank);
   }
+  return ranks;
+}
+
+Status Host::missing() const {
+  const std::vector<int> ranks = missing_ranks();
   return Status::timeout(fmt::format("{} {} of {} did not come within {:g} s", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "),
                                      describe(meeting_), meeting_.timeout_s))
       .at_rank(ranks.front())
@@ -166,13 +173,14 @@ void Host::tell_all(const Status& status) {
   const Welcome refusal = make_welcome(status);
   const bool linger = status.code() != StatusCode::timeout;
   const int64_t end = linger ? std::min(deadline_, now_ns() + linger_ns) : 0;
-  int told = 0;
+  auto num_missing = static_cast<int64_t>(missing_ranks().size());
   do {
     for (Guest& guest : guests_) {
-      if (send_message(guest.socket.get(), bytes_of(refusal), {}, now_ns() + second_ns) == 0) ++told;
+      const int error = send_message(guest.socket.get(), bytes_of(refusal), {}, now_ns() + second_ns);
+      if (error == 0 && guest.rank < 0) --num_missing;
     }
     guests_.clear();
-    if (told + 1 >= meeting_.size || now_ns() >= end) break;
+    if (num_missing <= 0 || now_ns() >= end) break;
     pollfd item{listener_.get(), POLLIN, 0};
     if (poll(&item, 1, 20) > 0 && !accept_guest().ok()) break;
   } while (true);
