@@ -1,6 +1,7 @@
 #pragma once
 /// Group: ranks that call together. How they reach each other is an engine's business (threads, shm; ucx between machines).
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -63,11 +64,15 @@ class RegionView {
   std::shared_ptr<void> hold_;  ///< dropping the last copy is this rank's release
 };
 
-/// What one exchange brought: every rank's payload, rank after rank, and every rank's region (empty where it published none).
+/// Regions that a rank may publish in one exchange.
+inline constexpr int max_published = 3;
+
+/// What one exchange brought: every rank's payload, rank after rank, and every rank's regions.
 struct Exchange {
   int64_t payload_bytes = 0;
   std::vector<std::byte> payloads;  ///< size() * payload_bytes
-  std::vector<RegionView> regions;  ///< size() items
+  /// regions[i][rank]: what `rank` published in place i; empty views where it published nothing there.
+  std::array<std::vector<RegionView>, max_published> regions;
 
   std::span<const std::byte> payload(int rank) const {
     return std::span(payloads).subspan(static_cast<size_t>(rank * payload_bytes), static_cast<size_t>(payload_bytes));
@@ -110,9 +115,10 @@ class Group {
   /// Returns when all ranks have called it. `stage` names what is going on, for messages.
   virtual Status barrier(std::string_view stage) = 0;
 
-  /// Gathers `payload` (any size, equal on all ranks; a rank with another size is named) and publishes `region`, if any, to all.
-  /// What a rank wrote to its region before the call is visible to all after it. Carries lazy releases of earlier regions.
-  virtual Result<Exchange> exchange(std::string_view stage, std::span<const std::byte> payload, const Region* region = nullptr) = 0;
+  /// Gathers `payload` (any size, equal on all ranks; a rank with another size is named) and publishes `regions` (at most max_published;
+  /// an empty one holds its place and publishes nothing) to all. What a rank wrote to its regions before the call is visible to all after
+  /// it. Carries lazy releases of earlier regions.
+  virtual Result<Exchange> exchange(std::string_view stage, std::span<const std::byte> payload, std::span<const Region> regions = {}) = 0;
 
   /// Memory in this rank's window. Error: resource_exhausted, with need, limit and where the limit comes from; never a SIGBUS later.
   virtual Result<Region> allocate(int64_t bytes) = 0;

@@ -43,12 +43,16 @@ struct CountsMatrix {
   int64_t at(int source, int64_t expert) const { return counts[static_cast<size_t>(source * placement.num_experts + expert)]; }
 };
 
+/// Views of the regions that all ranks published: [place][rank].
+using PublishedViews = decltype(Exchange::regions);
+
 /// One exchange: every rank's local_counts (E) become C on every rank, checked before any row moves. `send_counts`/`recv_counts`-style
 /// callers pass `expected_recv` (R*e, rank major, expert minor) or an empty span; a difference between what s sends and what d expects is
-/// an error on ALL ranks naming both ranks, the expert and both numbers. `region`, where given, is published with it; views come back in `regions`.
+/// an error on ALL ranks naming both ranks, the expert and both numbers. `publish` is published with it; the views come back in `views`,
+/// indexed as Exchange::regions is.
 Result<CountsMatrix> exchange_counts(Group& group, const ExpertPlacement& placement, const CallSignature& signature,
-                                     std::span<const int64_t> local_counts, std::span<const int64_t> expected_recv, const Region* region,
-                                     std::vector<RegionView>* regions);
+                                     std::span<const int64_t> local_counts, std::span<const int64_t> expected_recv,
+                                     std::span<const Region> publish = {}, PublishedViews* views = nullptr);
 
 /// Offsets of rows on both sides of the exchange. Sender order: by global expert. Receiver order: local expert major, source rank minor.
 class RoutingPlan {

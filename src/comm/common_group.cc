@@ -50,34 +50,51 @@ Status CommonGroup::barrier(std::string_view stage) {
   return end_round();
 }
 
-Status CommonGroup::publish(const Region& region, std::string_view stage) {
-  Status status = window_->publish(region, size(), *store_);
-  return status.ok() ? status : protocol_.fail(std::move(status).in_stage(stage));
+Status CommonGroup::publish(std::span<const Region> regions, std::string_view stage) {
+  if (regions.size() > max_published) {
+    return protocol_.fail(
+        Status::invalid_argument(fmt::format("{} regions in one exchange: at most {} may be published", regions.size(), max_published))
+            .at_rank(rank())
+            .in_stage(stage));
+  }
+  for (const Region& region : regions) {
+    if (region.data() == nullptr) continue;
+    Status status = window_->publish(region, size(), *store_);
+    if (!status.ok()) return protocol_.fail(std::move(status).in_stage(stage));
+  }
+  return {};
 }
 
-Result<Exchange> CommonGroup::exchange(std::string_view stage, std::span<const std::byte> payload, const Region* region) {
+Status CommonGroup::take_views(const SlotHeader& header, int peer, std::string_view stage, Exchange& exchange) {
+  for (size_t i = 0; i < header.regions.size(); ++i) {
+    if (header.regions[i].rank < 0) continue;
+    Result<RegionView> view = views_.view(header.regions[i]);
+    if (!view.ok()) return protocol_.fail(Status(view.status()).in_stage(stage));
+    exchange.regions[i][static_cast<size_t>(peer)] = view.take();
+  }
+  return {};
+}
+
+Result<Exchange> CommonGroup::exchange(std::string_view stage, std::span<const std::byte> payload, std::span<const Region> regions) {
   PLAIT_RETURN_IF_ERROR(protocol_.failure());
-  if (region != nullptr) PLAIT_RETURN_IF_ERROR(publish(*region, stage));
+  PLAIT_RETURN_IF_ERROR(publish(regions, stage));
   if (recorder_ != nullptr) recorder_->add(Counter::exchanges, 1);
   Exchange result;
   result.payload_bytes = static_cast<int64_t>(payload.size());
-  result.regions.resize(static_cast<size_t>(size()));
+  for (std::vector<RegionView>& views : result.regions) views.resize(static_cast<size_t>(size()));
   const auto capacity = static_cast<size_t>(protocol_.control().layout().payload_capacity());
   size_t done = 0;
   do {
     const std::span<const std::byte> part = payload.subspan(done, std::min(capacity, payload.size() - done));
     Slot own = begin_round(CallKind::exchange, stage, result.payload_bytes);
-    if (done == 0 && region != nullptr) own.header->region = region->ref();
+    for (size_t i = 0; done == 0 && i < regions.size(); ++i) own.header->regions[i] = regions[i].ref();
     if (!part.empty()) std::memcpy(own.payload, part.data(), part.size());
     PLAIT_RETURN_IF_ERROR(end_round());
     if (done == 0) result.payloads.resize(payload.size() * static_cast<size_t>(size()));
     for (int peer = 0; peer < size(); ++peer) {
       const Slot slot = protocol_.slot(peer);
       if (!part.empty()) std::memcpy(result.payloads.data() + static_cast<size_t>(peer) * payload.size() + done, slot.payload, part.size());
-      if (done > 0 || slot.header->region.rank < 0) continue;
-      Result<RegionView> view = views_.view(slot.header->region);
-      if (!view.ok()) return protocol_.fail(Status(view.status()).in_stage(stage));
-      result.regions[static_cast<size_t>(peer)] = view.take();
+      if (done == 0) PLAIT_RETURN_IF_ERROR(take_views(*slot.header, peer, stage, result));
     }
     done += part.size();
   } while (done < payload.size());

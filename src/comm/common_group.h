@@ -23,7 +23,7 @@ class CommonGroup final : public Group {
   const GroupOptions& options() const override { return protocol_.options(); }
 
   Status barrier(std::string_view stage) override;
-  Result<Exchange> exchange(std::string_view stage, std::span<const std::byte> payload, const Region* region) override;
+  Result<Exchange> exchange(std::string_view stage, std::span<const std::byte> payload, std::span<const Region> regions) override;
   Result<Region> allocate(int64_t bytes) override;
   Status all_to_all_v(const Context& context, std::string_view stage, const Region& own, std::span<const RegionView> regions,
                       std::span<const SendBlock> send, std::span<const RecvBlock> recv) override;
@@ -48,7 +48,8 @@ class CommonGroup final : public Group {
  private:
   Slot begin_round(CallKind kind, std::string_view stage, int64_t payload_bytes);
   Status end_round();
-  Status publish(const Region& region, std::string_view stage);
+  Status publish(std::span<const Region> regions, std::string_view stage);
+  Status take_views(const SlotHeader& header, int peer, std::string_view stage, Exchange& exchange);
   Status reserve(int64_t bytes);
 
   Engine engine_;

@@ -77,7 +77,7 @@ struct SlotHeader {
   uint32_t num_retired;
   std::array<uint32_t, max_retired> retired;  ///< segments of this rank that hold no region any more
   std::array<char, max_stage_bytes> stage;
-  RegionRef region;  ///< rank -1: none
+  std::array<RegionRef, max_published> regions;  ///< rank -1: none
 };
 
 /// Copies text into a fixed field, cut to fit, always ending in a zero.

@@ -68,7 +68,7 @@ Slot Protocol::begin_round(CallKind kind, std::string_view stage, int64_t payloa
   header.num_releases = 0;
   header.num_retired = 0;
   set_text(header.stage, stage);
-  header.region = RegionRef{};
+  header.regions.fill(RegionRef{});
   return slot;
 }
 

@@ -12,20 +12,18 @@
 namespace plait::moe {
 namespace {
 
-using Windows = std::vector<RegionView>;
-
 /// Announces a shipment together with the counts that say what is in it.
 Result<CountsMatrix> announce(LayerCall& call, std::string_view operation, std::span<const int64_t> local_counts,
-                              std::span<const int64_t> expected_recv, const Shipment& shipment, Windows& windows) {
+                              std::span<const int64_t> expected_recv, const Shipment& shipment, PublishedViews& views) {
   StageScope scope(call, Stage::exchange_counts);
-  return exchange_counts(call.group, call.placement(), signature(call, operation), local_counts, expected_recv, shipment.region(), &windows);
+  return exchange_counts(call.group, call.placement(), signature(call, operation), local_counts, expected_recv, shipment.regions(), &views);
 }
 
 /// Delivers a shipment home. Its counts are those of the plan.
 Result<Shipment::Delivered> send_home(LayerCall& call, Stage stage, const Shipment& shipment, const RoutingPlan& plan) {
   StageScope scope(call, stage);
-  PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, call.group.exchange(name(stage), {}, shipment.region()));
-  return shipment.deliver(call, Direction::combine, plan, exchange.regions);
+  PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, call.group.exchange(name(stage), {}, shipment.regions()));
+  return shipment.deliver(call, Direction::combine, plan, exchange.regions[0]);
 }
 
 Result<Shipment> permute_rows(LayerCall& call, const ConstTensorView& x, int64_t num_rows, const LayerState& state) {
@@ -40,11 +38,11 @@ Result<Shipment> permute_rows(LayerCall& call, const ConstTensorView& x, int64_t
 Result<Tensor> dispatch(LayerCall& call, const ConstTensorView& x, std::span<const int64_t> local_counts, LayerState& state) {
   const int64_t num_rows = std::accumulate(local_counts.begin(), local_counts.end(), int64_t{0});
   PLAIT_ASSIGN_OR_RETURN(const Shipment shipment, permute_rows(call, x, num_rows, state));
-  Windows windows;
-  PLAIT_ASSIGN_OR_RETURN(CountsMatrix counts, announce(call, "moe_forward", local_counts, {}, shipment, windows));
+  PublishedViews views;
+  PLAIT_ASSIGN_OR_RETURN(CountsMatrix counts, announce(call, "moe_forward", local_counts, {}, shipment, views));
   state.plan = RoutingPlan(std::move(counts), call.group.rank());
   StageScope scope(call, Stage::dispatch);
-  PLAIT_ASSIGN_OR_RETURN(Shipment::Delivered rows, shipment.deliver(call, Direction::dispatch, state.plan, windows));
+  PLAIT_ASSIGN_OR_RETURN(Shipment::Delivered rows, shipment.deliver(call, Direction::dispatch, state.plan, views[0]));
   return rows[0];
 }
 
@@ -105,24 +103,24 @@ Result<Shipment> permute_gradients(LayerCall& call, const ConstTensorView& x, co
 }
 
 /// The same counts as in forward, so that ranks which enter the backward of different calls are told so.
-Result<Windows> announce_backward(LayerCall& call, const RoutingPlan& plan, const Shipment& shipment) {
+Result<PublishedViews> announce_backward(LayerCall& call, const RoutingPlan& plan, const Shipment& shipment) {
   const ExpertPlacement place = plan.placement();
   std::vector<int64_t> send, recv;
   for (int64_t expert = 0; expert < place.num_experts; ++expert) send.push_back(plan.counts().at(plan.rank(), expert));
   for (int source = 0; source < place.num_ranks; ++source) {
     for (int64_t j = 0; j < place.experts_per_rank(); ++j) recv.push_back(plan.counts().at(source, place.global(plan.rank(), j)));
   }
-  Windows windows;
-  PLAIT_RETURN_IF_ERROR(announce(call, "moe_backward", send, recv, shipment, windows).status());
-  return windows;
+  PublishedViews views;
+  PLAIT_RETURN_IF_ERROR(announce(call, "moe_backward", send, recv, shipment, views).status());
+  return views;
 }
 
 /// dy (T,H) to the rows of this rank's experts.
 Result<ExpertRows> dispatch_gradients(LayerCall& call, const ConstTensorView& x, const LayerState& state, const ConstTensorView& dy) {
   PLAIT_ASSIGN_OR_RETURN(const Shipment shipment, permute_gradients(call, x, state, dy));
-  PLAIT_ASSIGN_OR_RETURN(const Windows windows, announce_backward(call, state.plan, shipment));
+  PLAIT_ASSIGN_OR_RETURN(const PublishedViews views, announce_backward(call, state.plan, shipment));
   StageScope scope(call, Stage::backward_combine);
-  PLAIT_ASSIGN_OR_RETURN(Shipment::Delivered rows, shipment.deliver(call, Direction::dispatch, state.plan, windows));
+  PLAIT_ASSIGN_OR_RETURN(Shipment::Delivered rows, shipment.deliver(call, Direction::dispatch, state.plan, views[0]));
   return ExpertRows{rows[dy_section], rows[weight_section], call.config.recompute ? rows[x_section] : state.rows, state.h};
 }
 

@@ -32,8 +32,8 @@ class Shipment {
 
   /// The rows (num_rows, columns) of a section, to be written before the shipment is published.
   TensorView rows(size_t section) const;
-  /// What the exchange that announces the shipment publishes; null: nothing needs to be.
-  const Region* region() const { return region_.data() != nullptr ? &region_ : nullptr; }
+  /// What the exchange that announces the shipment publishes; nothing in a group of one.
+  std::span<const Region> regions() const { return {&region_, 1}; }
   /// Every rank's rows in their places here. `regions` come from the exchange that published this shipment.
   Result<Delivered> deliver(const LayerCall& call, Direction direction, const RoutingPlan& plan, std::span<const RegionView> regions) const;
 

@@ -41,21 +41,21 @@ Status move_rows(LayerRun& run, const RoutingPlan& plan, bool home) {
   int64_t num_own = home ? plan.num_recv_rows() : plan.num_send_rows(), num_other = home ? plan.num_send_rows() : plan.num_recv_rows();
   PLAIT_ASSIGN_OR_RETURN(Region region, group.allocate(num_own * row_bytes));
   PLAIT_ASSIGN_OR_RETURN(Buffer rows, run.context().scratch(num_other * row_bytes));
-  std::vector<RegionView> regions;
+  PublishedViews views;
   if (!home) {
     std::vector<int64_t> counts;
     for (int64_t g = 0; g < plan.placement().num_experts; ++g) counts.push_back(plan.counts().at(group.rank(), g));
     CallSignature signature;
     signature.operation = "exchange alone";
-    PLAIT_ASSIGN_OR_RETURN(CountsMatrix matrix, exchange_counts(group, plan.placement(), signature, counts, {}, &region, &regions));
+    PLAIT_ASSIGN_OR_RETURN(CountsMatrix matrix, exchange_counts(group, plan.placement(), signature, counts, {}, {&region, 1}, &views));
   } else {
-    PLAIT_ASSIGN_OR_RETURN(Exchange exchange, group.exchange("exchange alone", {}, &region));
-    regions = std::move(exchange.regions);
+    PLAIT_ASSIGN_OR_RETURN(Exchange exchange, group.exchange("exchange alone", {}, {&region, 1}));
+    views = std::move(exchange.regions);
   }
   std::byte* destination = rows.get();
   RowBlocks blocks = home ? combine_blocks(plan, std::span(&row_bytes, 1), std::span(&destination, 1))
                           : dispatch_blocks(plan, std::span(&row_bytes, 1), std::span(&destination, 1));
-  return group.all_to_all_v(run.context(), "exchange alone", region, regions, blocks.send, blocks.recv);
+  return group.all_to_all_v(run.context(), "exchange alone", region, views[0], blocks.send, blocks.recv);
 }
 
 }  // namespace

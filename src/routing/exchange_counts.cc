@@ -99,13 +99,13 @@ Status check_signatures(const Exchange& exchange, int num_ranks) {
 }  // namespace
 
 Result<CountsMatrix> exchange_counts(Group& group, const ExpertPlacement& placement, const CallSignature& signature,
-                                     std::span<const int64_t> local_counts, std::span<const int64_t> expected_recv, const Region* region,
-                                     std::vector<RegionView>* regions) {
+                                     std::span<const int64_t> local_counts, std::span<const int64_t> expected_recv,
+                                     std::span<const Region> publish, PublishedViews* views) {
   PLAIT_RETURN_IF_ERROR(placement.validate());
   PLAIT_RETURN_IF_ERROR(check_lengths(placement, local_counts, expected_recv, group.rank()));
   const PayloadLayout layout{placement.num_experts};
   const std::vector<std::byte> payload = make_payload(layout, signature, local_counts, expected_recv);
-  PLAIT_ASSIGN_OR_RETURN(Exchange exchange, group.exchange(name(Stage::exchange_counts), payload, region));
+  PLAIT_ASSIGN_OR_RETURN(Exchange exchange, group.exchange(name(Stage::exchange_counts), payload, publish));
   PLAIT_RETURN_IF_ERROR(check_signatures(exchange, group.size()));
 
   CountsMatrix matrix{placement, {}};
@@ -117,7 +117,7 @@ Result<CountsMatrix> exchange_counts(Group& group, const ExpertPlacement& placem
   }
   PLAIT_RETURN_IF_ERROR(check_not_negative(matrix));
   if (!expected.empty()) PLAIT_RETURN_IF_ERROR(check_expected(matrix, expected));
-  if (regions != nullptr) *regions = std::move(exchange.regions);
+  if (views != nullptr) *views = std::move(exchange.regions);
   return matrix;
 }
 

@@ -87,7 +87,7 @@ Status all_reduce_in_rank_order(const Context& context, Group& group, std::span<
   Reduction reduction{context, group, stage, {}, slice_size * float_bytes, {}, {}};
   PLAIT_ASSIGN_OR_RETURN(reduction.region, group.allocate((slice_size + part_size) * float_bytes));
   PLAIT_ASSIGN_OR_RETURN(reduction.terms, context.scratch(group.size() * part_size * float_bytes));
-  PLAIT_ASSIGN_OR_RETURN(Exchange exchange, group.exchange(stage, std::as_bytes(std::span(&n, 1)), &reduction.region));
+  PLAIT_ASSIGN_OR_RETURN(Exchange exchange, group.exchange(stage, std::as_bytes(std::span(&n, 1)), {&reduction.region, 1}));
   for (int peer = 0; peer < group.size(); ++peer) {
     int64_t other = 0;
     std::memcpy(&other, exchange.payload(peer).data(), sizeof other);
@@ -98,7 +98,7 @@ Status all_reduce_in_rank_order(const Context& context, Group& group, std::span<
           .in_stage(stage);
     }
   }
-  reduction.regions = std::move(exchange.regions);
+  reduction.regions = std::move(exchange.regions[0]);
   for (int64_t begin = 0; begin < n; begin += slice_size) {
     PLAIT_RETURN_IF_ERROR(reduction.reduce({std::min(slice_size, n - begin), group.size()}, values.data() + begin));
   }

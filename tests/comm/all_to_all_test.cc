@@ -49,7 +49,7 @@ Status exchange_rows(const Context& context, Group& group, const Counts& counts)
       offset += bytes;
     }
   }
-  PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group.exchange("rows", {}, own_bytes > 0 ? &own : nullptr));
+  PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group.exchange("rows", {}, {&own, own_bytes > 0 ? size_t{1} : 0}));
   int64_t total = 0;
   for (int s = 0; s < counts.size; ++s) {
     for (int p = 0; p < counts.parts; ++p) total += counts.at(s, rank, p) * counts.row_bytes;
@@ -69,7 +69,7 @@ Status exchange_rows(const Context& context, Group& group, const Counts& counts)
       if (bytes > 0) place += bytes;
     }
   }
-  PLAIT_RETURN_IF_ERROR(group.all_to_all_v(context, "rows", own, exchange.regions, send, recv));
+  PLAIT_RETURN_IF_ERROR(group.all_to_all_v(context, "rows", own, exchange.regions[0], send, recv));
   const std::byte* at = arrived.data();
   for (int p = 0; p < counts.parts; ++p) {
     for (int s = 0; s < counts.size; ++s) {
@@ -151,9 +151,9 @@ TEST_P(AllToAllErrorTest, BlocksOutsideTheRegionStopAllRanks) {
     auto body = [&](Group& group) -> Status {
       PLAIT_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context, Context::create({1, ""}));
       PLAIT_ASSIGN_OR_RETURN(const Region region, group.allocate(100));
-      PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group.exchange("publish", {}, &region));
+      PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group.exchange("publish", {}, {&region, 1}));
       if (group.rank() == 1) {
-        const Status status = group.all_to_all_v(*context, "rows", region, exchange.regions, {}, std::span(&wrong_block.block, 1));
+        const Status status = group.all_to_all_v(*context, "rows", region, exchange.regions[0], {}, std::span(&wrong_block.block, 1));
         if (status.ok() || status.stage() != "rows") return wrong("accepted: " + status.to_string());
       }
       const Status status = group.barrier("end");

@@ -22,7 +22,7 @@ Status exchange_sizes(Group& group, std::span<const int64_t> sizes) {
     if (exchange.payload_bytes != bytes) return wrong("payload_bytes");
     for (int peer = 0; peer < group.size(); ++peer) {
       PLAIT_RETURN_IF_ERROR(check_origin(exchange.payload(peer).data(), bytes, peer, step));
-      if (exchange.regions[static_cast<size_t>(peer)].data() != nullptr) return wrong("a region that nobody published");
+      if (exchange.regions[0][static_cast<size_t>(peer)].data() != nullptr) return wrong("a region that nobody published");
     }
     ++step;
   }

@@ -46,8 +46,8 @@ Status work(Group& group, const SharedCounter& started) {
     PLAIT_ASSIGN_OR_RETURN(const Region region, group.allocate(1 + random.below(100'000)));
     region.data()[0] = static_cast<std::byte>(step);
     const std::vector<std::byte> payload(static_cast<size_t>(step % 4 * 9000));
-    PLAIT_ASSIGN_OR_RETURN(Exchange exchange, group.exchange("counts", payload, &region));
-    for (const RegionView& view : exchange.regions) {
+    PLAIT_ASSIGN_OR_RETURN(Exchange exchange, group.exchange("counts", payload, {&region, 1}));
+    for (const RegionView& view : exchange.regions[0]) {
       if (view.data()[0] != static_cast<std::byte>(step)) return wrong("content");
     }
     alive.push_back(std::move(exchange));
@@ -138,11 +138,11 @@ TEST(KillTest, AReaderKeepsWhatAKilledOwnerPublished) {
     PLAIT_ASSIGN_OR_RETURN(const std::unique_ptr<Group> group, join_shm_group(rank, 2, job, "g"));
     PLAIT_ASSIGN_OR_RETURN(const Region region, group->allocate(3 << 20));
     for (int64_t i = 0; i < region.bytes(); ++i) region.data()[i] = origin(rank, 0, i);
-    PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group->exchange("publish", {}, &region));
+    PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group->exchange("publish", {}, {&region, 1}));
     published.add();
     while (rank == 1) poll(nullptr, 0, 1000);
     while (group->health().ok()) poll(nullptr, 0, 1);
-    PLAIT_RETURN_IF_ERROR(check_origin(exchange.regions[1].data(), 3 << 20, 1, 0));
+    PLAIT_RETURN_IF_ERROR(check_origin(exchange.regions[0][1].data(), 3 << 20, 1, 0));
     return group->health();
   });
   ASSERT_TRUE(published.wait_for(2));

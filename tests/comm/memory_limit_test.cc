@@ -18,9 +18,9 @@ namespace {
 Status use_window(Group& group, int64_t bytes) {
   PLAIT_ASSIGN_OR_RETURN(const Region region, group.allocate(bytes));
   for (int64_t i = 0; i < bytes; i += 4096) region.data()[i] = static_cast<std::byte>(group.rank() + 1);
-  PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group.exchange("publish", {}, &region));
+  PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group.exchange("publish", {}, {&region, 1}));
   for (int peer = 0; peer < group.size(); ++peer) {
-    if (exchange.regions[static_cast<size_t>(peer)].data()[0] != static_cast<std::byte>(peer + 1)) return wrong("content");
+    if (exchange.regions[0][static_cast<size_t>(peer)].data()[0] != static_cast<std::byte>(peer + 1)) return wrong("content");
   }
   return group.barrier("read");
 }

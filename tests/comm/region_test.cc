@@ -23,7 +23,7 @@ void fill(const Region& region, int rank, int step) {
 Result<Exchange> share(Group& group, int64_t bytes, int step, Region& region) {
   PLAIT_ASSIGN_OR_RETURN(region, group.allocate(bytes));
   fill(region, group.rank(), step);
-  return group.exchange("share", {}, &region);
+  return group.exchange("share", {}, {&region, 1});
 }
 
 Status check_view(const RegionView& view, int source, int step) {
@@ -61,7 +61,7 @@ TEST_P(RegionTest, PeersReadAndWriteInPlace) {
       Region region;  // uneven sizes; one byte per rank at the end for what others write home
       PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, share(group, 1000 * (group.rank() + 1) + 777 * step + size, step, region));
       for (int peer = 0; peer < size; ++peer) {
-        const RegionView& view = exchange.regions[static_cast<size_t>(peer)];
+        const RegionView& view = exchange.regions[0][static_cast<size_t>(peer)];
         const auto payload = static_cast<int64_t>(view.ref().bytes) - size;
         PLAIT_RETURN_IF_ERROR(check_origin(view.data(), payload, peer, step));
         view.writable()[payload + group.rank()] = static_cast<std::byte>(group.rank() + 1);
@@ -85,9 +85,9 @@ TEST_P(RegionTest, SomeRanksPublishNothing) {
         PLAIT_ASSIGN_OR_RETURN(region, group.allocate(100 + step));
         fill(region, group.rank(), step);
       }
-      PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group.exchange("some", {}, region.data() != nullptr ? &region : nullptr));
+      PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group.exchange("some", {}, {&region, 1}));
       for (int peer = 0; peer < group.size(); ++peer) {
-        const RegionView& view = exchange.regions[static_cast<size_t>(peer)];
+        const RegionView& view = exchange.regions[0][static_cast<size_t>(peer)];
         if ((view.data() != nullptr) != (peer % 2 == step % 2)) return wrong("who published");
         if (view.data() != nullptr) PLAIT_RETURN_IF_ERROR(check_view(view, peer, step));
       }
@@ -105,8 +105,8 @@ TEST_P(RegionLifeTest, TwoForwardsBeforeABackward) {
       PLAIT_ASSIGN_OR_RETURN(Exchange one, share(group, 5000 + repeat, 2 * repeat, first));
       PLAIT_ASSIGN_OR_RETURN(Exchange two, share(group, 3000 + repeat, 2 * repeat + 1, second));
       for (int peer = 0; peer < group.size(); ++peer) {
-        PLAIT_RETURN_IF_ERROR(check_view(two.regions[static_cast<size_t>(peer)], peer, 2 * repeat + 1));
-        PLAIT_RETURN_IF_ERROR(check_view(one.regions[static_cast<size_t>(peer)], peer, 2 * repeat));
+        PLAIT_RETURN_IF_ERROR(check_view(two.regions[0][static_cast<size_t>(peer)], peer, 2 * repeat + 1));
+        PLAIT_RETURN_IF_ERROR(check_view(one.regions[0][static_cast<size_t>(peer)], peer, 2 * repeat));
       }
       if (repeat % 3 == 0) std::swap(one, two);
     }
@@ -126,7 +126,7 @@ TEST_P(RegionLifeTest, AReadersViewKeepsWhatItsOwnerDropped) {
       PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, share(group, 10'000, step, other));
     }
     if (group.window_bytes() < 10'000) return wrong("the region is gone although views live");
-    for (int peer = 0; peer < group.size(); ++peer) PLAIT_RETURN_IF_ERROR(check_view(kept.regions[static_cast<size_t>(peer)], peer, 0));
+    for (int peer = 0; peer < group.size(); ++peer) PLAIT_RETURN_IF_ERROR(check_view(kept.regions[0][static_cast<size_t>(peer)], peer, 0));
     kept = {};
     PLAIT_RETURN_IF_ERROR(group.barrier("released"));
     return group.window_bytes() == 0 ? Status() : wrong("regions remain");
@@ -138,12 +138,12 @@ TEST_P(RegionLifeTest, PublishedTwiceLivesUntilBothViewsAreGone) {
   auto body = [](Group& group) -> Status {
     Region region;
     PLAIT_ASSIGN_OR_RETURN(Exchange one, share(group, 500, 0, region));
-    PLAIT_ASSIGN_OR_RETURN(Exchange two, group.exchange("again", {}, &region));
+    PLAIT_ASSIGN_OR_RETURN(Exchange two, group.exchange("again", {}, {&region, 1}));
     region = {};
     one = {};
     PLAIT_RETURN_IF_ERROR(group.barrier("one"));
     if (group.window_bytes() == 0) return wrong("gone too early");
-    for (int peer = 0; peer < group.size(); ++peer) PLAIT_RETURN_IF_ERROR(check_view(two.regions[static_cast<size_t>(peer)], peer, 0));
+    for (int peer = 0; peer < group.size(); ++peer) PLAIT_RETURN_IF_ERROR(check_view(two.regions[0][static_cast<size_t>(peer)], peer, 0));
     two = {};
     PLAIT_RETURN_IF_ERROR(group.barrier("two"));
     return group.window_bytes() == 0 ? Status() : wrong("regions remain");
@@ -180,7 +180,7 @@ TEST_P(RegionLifeTest, ViewsAndRegionsOutliveTheGroup) {
   if (GetParam() == Engine::threads) {
     EXPECT_EQ(first_error(run_ranks(3, {}, body)), "");
     for (size_t reader = 0; reader < 3; ++reader) {
-      for (int peer = 0; peer < 3; ++peer) EXPECT_TRUE(check_view(kept[reader].regions[static_cast<size_t>(peer)], peer, 5).ok());
+      for (int peer = 0; peer < 3; ++peer) EXPECT_TRUE(check_view(kept[reader].regions[0][static_cast<size_t>(peer)], peer, 5).ok());
     }
     return;
   }
@@ -191,7 +191,7 @@ TEST_P(RegionLifeTest, ViewsAndRegionsOutliveTheGroup) {
       PLAIT_RETURN_IF_ERROR(body(*group));
     }
     for (int peer = 0; peer < 3; ++peer)
-      PLAIT_RETURN_IF_ERROR(check_view(kept[static_cast<size_t>(rank)].regions[static_cast<size_t>(peer)], peer, 5));
+      PLAIT_RETURN_IF_ERROR(check_view(kept[static_cast<size_t>(rank)].regions[0][static_cast<size_t>(peer)], peer, 5));
     kept.clear();
     regions.clear();
     return {};
@@ -205,7 +205,7 @@ TEST_P(RegionLifeTest, AnErrorOnOneRankTakesNothingFromReaders) {
     PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, share(group, 30'000, 1, region));
     if (group.rank() == 1) return Status::invalid_argument("on purpose");
     while (group.health().ok()) std::this_thread::yield();
-    for (int peer = 0; peer < group.size(); ++peer) PLAIT_RETURN_IF_ERROR(check_view(exchange.regions[static_cast<size_t>(peer)], peer, 1));
+    for (int peer = 0; peer < group.size(); ++peer) PLAIT_RETURN_IF_ERROR(check_view(exchange.regions[0][static_cast<size_t>(peer)], peer, 1));
     return {};
   };
   const std::vector<Status> statuses = run_engine(GetParam(), 3, {}, body);
@@ -220,7 +220,7 @@ TEST_P(RegionLifeTest, ARegionOfAnotherGroupIsAnError) {
     PLAIT_ASSIGN_OR_RETURN(Region own, group.allocate(64));
     PLAIT_ASSIGN_OR_RETURN(const Region foreign, (*other)[0]->allocate(64));
     PLAIT_RETURN_IF_ERROR(group.barrier("start"));
-    const Result<Exchange> exchange = group.exchange("mixed up", {}, group.rank() == 1 ? &foreign : &own);
+    const Result<Exchange> exchange = group.exchange("mixed up", {}, {group.rank() == 1 ? &foreign : &own, 1});
     if (exchange.ok()) return wrong("accepted");
     const Status& status = exchange.status();
     return status.rank() == 1 && status.stage() == "mixed up" && status.code() == StatusCode::invalid_argument ? Status() : status;

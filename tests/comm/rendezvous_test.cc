@@ -187,7 +187,7 @@ TEST(RendezvousTest, ManyGroupsInTurnLeaveNoDescriptor) {
     for (int repeat = 0; repeat < 30; ++repeat) {
       PLAIT_ASSIGN_OR_RETURN(const std::unique_ptr<Group> group, join_shm_group(rank, 3, job, "g"));
       PLAIT_ASSIGN_OR_RETURN(const Region region, group->allocate(1000));
-      PLAIT_RETURN_IF_ERROR(group->exchange("x", {}, &region).status());
+      PLAIT_RETURN_IF_ERROR(group->exchange("x", {}, {&region, 1}).status());
       const int during = count_descriptors();
       if (during > before + 2 * 3 + 2) return wrong(std::to_string(during - before) + " descriptors for a group of 3");
     }
@@ -207,9 +207,9 @@ TEST(RendezvousTest, TwoJobsAtOnceDoNotMeet) {
       for (int step = 0; step < 20; ++step) {
         PLAIT_ASSIGN_OR_RETURN(const Region region, group->allocate(100));
         std::fill_n(region.data(), 100, static_cast<std::byte>(10 * job + rank));
-        PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group->exchange("x", {}, &region));
+        PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group->exchange("x", {}, {&region, 1}));
         for (int peer = 0; peer < 3; ++peer) {
-          if (exchange.regions[static_cast<size_t>(peer)].data()[99] != static_cast<std::byte>(10 * job + peer)) return wrong("met the other job");
+          if (exchange.regions[0][static_cast<size_t>(peer)].data()[99] != static_cast<std::byte>(10 * job + peer)) return wrong("met the other job");
         }
       }
       return {};

@@ -17,7 +17,7 @@ TEST_P(SignalTest, RowsWrittenBeforeASignalAreSeenAfterTheWait) {
   constexpr int num_chunks = 200;
   auto body = [](Group& group) -> Status {
     PLAIT_ASSIGN_OR_RETURN(const Region region, group.allocate(num_chunks * 8));
-    PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group.exchange("publish", {}, &region));
+    PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group.exchange("publish", {}, {&region, 1}));
     for (uint64_t chunk = 0; chunk < num_chunks; ++chunk) {
       const uint64_t value = chunk * 1000 + static_cast<uint64_t>(group.rank());
       std::memcpy(region.data() + chunk * 8, &value, 8);
@@ -26,7 +26,7 @@ TEST_P(SignalTest, RowsWrittenBeforeASignalAreSeenAfterTheWait) {
         PLAIT_RETURN_IF_ERROR(group.wait(peer, 3, chunk + 1, "rows"));
         if (group.signal_value(peer, 3) < chunk + 1) return wrong("signal_value");
         uint64_t theirs = 0;
-        std::memcpy(&theirs, exchange.regions[static_cast<size_t>(peer)].data() + chunk * 8, 8);
+        std::memcpy(&theirs, exchange.regions[0][static_cast<size_t>(peer)].data() + chunk * 8, 8);
         if (theirs != chunk * 1000 + static_cast<uint64_t>(peer)) return wrong("row of rank " + std::to_string(peer));
       }
     }

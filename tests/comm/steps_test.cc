@@ -50,9 +50,9 @@ Status step(Group& group, Random& random, std::vector<Exchange>& alive) {
   const int64_t bytes = 1 + random.below(200'000);
   PLAIT_ASSIGN_OR_RETURN(const Region region, group.allocate(bytes));
   region.data()[0] = region.data()[bytes - 1] = static_cast<std::byte>(group.rank());
-  PLAIT_ASSIGN_OR_RETURN(Exchange exchange, group.exchange("step", {}, &region));
+  PLAIT_ASSIGN_OR_RETURN(Exchange exchange, group.exchange("step", {}, {&region, 1}));
   for (int peer = 0; peer < group.size(); ++peer) {
-    const RegionView& view = exchange.regions[static_cast<size_t>(peer)];
+    const RegionView& view = exchange.regions[0][static_cast<size_t>(peer)];
     if (view.data()[0] != static_cast<std::byte>(peer) || view.data()[view.ref().bytes - 1] != static_cast<std::byte>(peer)) return wrong("content");
   }
   alive.push_back(std::move(exchange));
@@ -86,7 +86,7 @@ TEST_P(StepsTest, AGrowingNeedReplacesSegmentsThatAreTooSmall) {
     auto& common = dynamic_cast<comm::CommonGroup&>(group);
     for (int64_t bytes = 1 << 20; bytes <= 64 << 20; bytes *= 2) {
       PLAIT_ASSIGN_OR_RETURN(const Region region, group.allocate(bytes));
-      PLAIT_ASSIGN_OR_RETURN(Exchange exchange, group.exchange("grow", {}, &region));
+      PLAIT_ASSIGN_OR_RETURN(Exchange exchange, group.exchange("grow", {}, {&region, 1}));
       exchange = {};
       PLAIT_RETURN_IF_ERROR(group.barrier("dropped"));
     }

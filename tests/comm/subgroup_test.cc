@@ -24,12 +24,12 @@ Status talk(Group& group, int world_rank, int steps) {
   for (int step = 0; step < steps; ++step) {
     PLAIT_ASSIGN_OR_RETURN(const Region region, group.allocate(64 * (1 + world_rank)));
     std::memcpy(region.data(), &world_rank, sizeof(int));
-    PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group.exchange("rows", std::as_bytes(std::span(&world_rank, 1)), &region));
+    PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group.exchange("rows", std::as_bytes(std::span(&world_rank, 1)), {&region, 1}));
     for (int peer = 0; peer < 2; ++peer) {
       int sent = -1;
       int row = -1;
       std::memcpy(&sent, exchange.payload(peer).data(), sizeof(int));
-      std::memcpy(&row, exchange.regions[static_cast<size_t>(peer)].data(), sizeof(int));
+      std::memcpy(&row, exchange.regions[0][static_cast<size_t>(peer)].data(), sizeof(int));
       if (sent != expected[static_cast<size_t>(peer)] || row != sent) return wrong("step " + std::to_string(step) + ": " + std::to_string(sent));
     }
   }
@@ -78,9 +78,9 @@ TEST(SubgroupTest, RanksOfAShmGroupMayBeThreadsOfOneProcess) {
         PLAIT_ASSIGN_OR_RETURN(const std::unique_ptr<Group> group, join_shm_group(rank, 3, job, "g"));
         PLAIT_ASSIGN_OR_RETURN(const Region region, group->allocate(100));
         region.data()[0] = static_cast<std::byte>(rank);
-        PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group->exchange("x", {}, &region));
+        PLAIT_ASSIGN_OR_RETURN(const Exchange exchange, group->exchange("x", {}, {&region, 1}));
         for (int peer = 0; peer < 3; ++peer) {
-          if (exchange.regions[static_cast<size_t>(peer)].data()[0] != static_cast<std::byte>(peer)) return wrong("content");
+          if (exchange.regions[0][static_cast<size_t>(peer)].data()[0] != static_cast<std::byte>(peer)) return wrong("content");
         }
         return group->barrier("end");
       }();

@@ -82,7 +82,7 @@ TEST_F(OperatorsDoc, ExchangeOfCounts) {
     plait::CallSignature signature;
     signature.operation = "example";
     signature.num_experts = 4;
-    plait::Result<plait::CountsMatrix> matrix = plait::exchange_counts(group, placement, signature, mine, {}, nullptr, nullptr);
+    plait::Result<plait::CountsMatrix> matrix = plait::exchange_counts(group, placement, signature, mine, {});
     EXPECT_TRUE(matrix.ok() && matrix->at(0, 2) == 2 && matrix->at(1, 1) == 3);
     return matrix.status();
   }));

@@ -51,7 +51,7 @@ std::vector<Status> exchange_on_three(const std::function<void(int rank, Call&)>
   return run_ranks(3, {}, [&](Group& group) -> Status {
     Call call = call_of(group.rank());
     change(group.rank(), call);
-    return exchange_counts(group, call.placement, call.signature, call.counts, call.expected, nullptr, nullptr).status();
+    return exchange_counts(group, call.placement, call.signature, call.counts, call.expected).status();
   });
 }
 
@@ -67,7 +67,7 @@ TEST(ExchangeCounts, EveryRankGetsTheMatrix) {
   const std::vector<Status> statuses = run_ranks(3, {}, [](Group& group) -> Status {
     const Call call = call_of(group.rank());
     PLAIT_ASSIGN_OR_RETURN(const CountsMatrix matrix,
-                           exchange_counts(group, call.placement, call.signature, call.counts, call.expected, nullptr, nullptr));
+                           exchange_counts(group, call.placement, call.signature, call.counts, call.expected));
     for (int source = 0; source < 3; ++source) {
       for (int64_t expert = 0; expert < 6; ++expert) EXPECT_EQ(matrix.at(source, expert), rows_of(source, expert));
     }
@@ -79,14 +79,14 @@ TEST(ExchangeCounts, EveryRankGetsTheMatrix) {
 TEST(ExchangeCounts, PublishesARegion) {
   const std::vector<Status> statuses = run_ranks(3, {}, [](Group& group) -> Status {
     const Call call = call_of(group.rank());
-    std::vector<RegionView> views;
+    PublishedViews published;
     Region region;
     if (group.rank() != 1) {
       PLAIT_ASSIGN_OR_RETURN(region, group.allocate(1));
       region.data()[0] = std::byte(group.rank() + 40);
     }
-    PLAIT_RETURN_IF_ERROR(
-        exchange_counts(group, call.placement, call.signature, call.counts, {}, group.rank() != 1 ? &region : nullptr, &views).status());
+    PLAIT_RETURN_IF_ERROR(exchange_counts(group, call.placement, call.signature, call.counts, {}, {&region, 1}, &published).status());
+    const std::vector<RegionView>& views = published[0];
     EXPECT_EQ(views.size(), 3U);
     EXPECT_EQ(views[0].data()[0], std::byte(40));
     EXPECT_EQ(views[1].data(), nullptr);
@@ -169,7 +169,7 @@ TEST(Signature, DetailsBeyondTheFieldAreCompared) {
 TEST(ExchangeCounts, WrongLengthIsTheCallersError) {
   const std::vector<Status> statuses = run_ranks(1, {}, [](Group& group) {
     const std::vector<int64_t> counts(5);
-    return exchange_counts(group, {6, 1}, signature_of(0), counts, {}, nullptr, nullptr).status();
+    return exchange_counts(group, {6, 1}, signature_of(0), counts, {}).status();
   });
   EXPECT_EQ(statuses[0].code(), StatusCode::invalid_argument);
   EXPECT_NE(statuses[0].message().find("5 counts"), std::string::npos);
