@@ -33,8 +33,8 @@ enum class Stage : uint8_t {
 inline constexpr int num_stages = static_cast<int>(Stage::other) + 1;
 std::string_view name(Stage stage);
 
-enum class Counter : uint8_t { rows_sent, bytes_sent, rows_received, bytes_received, bytes_copied, waits, wait_ns, exchanges, matmul_flops };
-inline constexpr int num_counters = static_cast<int>(Counter::matmul_flops) + 1;
+enum class Counter : uint8_t { rows_sent, bytes_sent, rows_received, bytes_received, bytes_copied, waits, wait_ns, exchanges, matmul_flops, tiles, chains_late };
+inline constexpr int num_counters = static_cast<int>(Counter::chains_late) + 1;
 std::string_view name(Counter counter);
 
 /// Nanoseconds of a steady clock.
@@ -56,6 +56,8 @@ class Recorder {
     stage_ns_[static_cast<int>(stage)] += end_ns - begin_ns;
     if (keep_events) events_.push_back({stage, begin_ns, end_ns});
   }
+  /// Time of a stage whose work is spread over threads: their mean, which has no begin and end of its own.
+  void add_stage_ns(Stage stage, int64_t ns) { stage_ns_[static_cast<int>(stage)] += ns; }
   int64_t stage_ns(Stage stage) const { return stage_ns_[static_cast<int>(stage)]; }
   const std::vector<ZoneEvent>& events() const { return events_; }
   void reset() {

@@ -2,6 +2,7 @@
 /// The MoE layer under expert parallelism: forward and backward, with every dispatcher the same bits. docs/operators.md section 8.
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 
@@ -14,6 +15,10 @@
 #include "plait/tensor.h"
 
 namespace plait {
+
+namespace moe {
+struct DispatchedRows;
+}
 
 enum class Dispatcher : uint8_t { eager, alltoall, allgather, mc2, automatic };
 std::string_view name(Dispatcher dispatcher);
@@ -69,12 +74,14 @@ struct GivenRouting {
 
 /// What backward needs, owned by the caller between forward and backward. Its window regions go back when it is dropped.
 struct LayerState {
+  Dispatcher dispatcher = Dispatcher::alltoall;  ///< the one that forward used; backward must use it too
   RoutingPlan plan;
   Tensor ids, weights, scores, logits, position;  ///< (T,k), (T,k), (T,E), (T,E), (T*k)
   bool router_used = false;
-  Tensor rows;                                ///< (A,H): dispatched rows, expert major; undefined where they are read in place
-  Tensor h;                                   ///< (A,2I); undefined with recompute
-  Tensor shared_h, shared_row, shared_scale;  ///< (T,2Is), (T,H), (T) f32
+  Tensor rows;                                            ///< (A,H): dispatched rows, expert major; undefined where they are read in place
+  Tensor h;                                               ///< (A,2I); undefined with recompute
+  std::shared_ptr<const moe::DispatchedRows> dispatched;  ///< where the entries' rows are, if they are read in place
+  Tensor shared_h, shared_row, shared_scale;              ///< (T,2Is), (T,H), (T) f32
   RouterLosses losses;
 };
 

@@ -26,7 +26,8 @@ constexpr std::array<std::string_view, num_stages> stage_names = {
     "other",
 };
 constexpr std::array<std::string_view, num_counters> counter_names = {
-    "rows_sent", "bytes_sent", "rows_received", "bytes_received", "bytes_copied", "waits", "wait_ns", "exchanges", "matmul_flops",
+    "rows_sent", "bytes_sent", "rows_received", "bytes_received", "bytes_copied", "waits",
+    "wait_ns",   "exchanges",  "matmul_flops",  "tiles",          "chains_late",
 };
 static_assert(!stage_names.back().empty() && !counter_names.back().empty());
 

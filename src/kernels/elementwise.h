@@ -57,7 +57,7 @@ struct ElementwiseKernels {
   /// act (n columns) from one row h (2n, or n ungated).
   void (*activation_forward)(const Activation& activation, DType type, const std::byte* h, std::byte* act, int64_t n);
   /// dh (as h) from da, the gradient of act, times `w` (a rounded float32 product); act_w, where not null, receives round(w * act),
-  /// act being the rounded forward value. w == 0 (|w| < 2^-126): both rows are +0, whatever h and da hold.
+  /// act being the rounded forward value. w == 0 (|w| < 2^-126): both rows are +0, whatever h and da hold. act_w may be da itself.
   void (*activation_backward)(const Activation& activation, DType type, const std::byte* h, const std::byte* da, float w, std::byte* dh,
                               std::byte* act_w, int64_t n);
 };

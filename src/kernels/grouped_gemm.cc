@@ -45,7 +45,8 @@ Status run_all(const Context& context, const Problem& problem) {
   return {};
 }
 
-/// dw^T = dy^T x: the same chains with the factors exchanged, so that the columns of a tile are contiguous in dw.
+}  // namespace
+
 KGroupedGemm with_contiguous_columns(const KGroupedGemm& problem) {
   if (problem.dw_n_stride == 1 || problem.dw_k_stride != 1) return problem;
   KGroupedGemm swapped = problem;
@@ -54,8 +55,6 @@ KGroupedGemm with_contiguous_columns(const KGroupedGemm& problem) {
   std::swap(swapped.dw_k_stride, swapped.dw_n_stride);
   return swapped;
 }
-
-}  // namespace
 
 TileLimits tile_limits(const MGroupedGemm& problem, int threads) {
   const int64_t rows = std::min(most_rows(problem.counts), max_tile_rows);

@@ -56,6 +56,9 @@ struct KGroupedGemm {
                             ///< Without: groups without rows become zeros.
 };
 
+/// The same problem, or dw^T = dy^T x where that makes the columns of dw contiguous: the same chains with the factors exchanged.
+KGroupedGemm with_contiguous_columns(const KGroupedGemm& problem);
+
 /// Runs the whole problem on the context's threads. Arguments are trusted (ops/ validates); fails only when scratch memory is short.
 Status m_grouped_gemm(const Context& context, const MGroupedGemm& problem);
 Status k_grouped_gemm(const Context& context, const KGroupedGemm& problem);

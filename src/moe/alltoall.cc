@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "moe/announce.h"
 #include "moe/expert_path.h"
 #include "moe/mlp.h"
 #include "moe/shipment.h"
@@ -11,13 +12,6 @@
 /// Dispatchers alltoall and eager: rows are permuted into the window, copied once by their experts' ranks, multiplied, and copied home.
 namespace plait::moe {
 namespace {
-
-/// Announces a shipment together with the counts that say what is in it.
-Result<CountsMatrix> announce(LayerCall& call, std::string_view operation, std::span<const int64_t> local_counts,
-                              std::span<const int64_t> expected_recv, const Shipment& shipment, PublishedViews& views) {
-  StageScope scope(call, Stage::exchange_counts);
-  return exchange_counts(call.group, call.placement(), signature(call, operation), local_counts, expected_recv, shipment.regions(), &views);
-}
 
 /// Delivers a shipment home. Its counts are those of the plan.
 Result<Shipment::Delivered> send_home(LayerCall& call, Stage stage, const Shipment& shipment, const RoutingPlan& plan) {
@@ -39,7 +33,7 @@ Result<Tensor> dispatch(LayerCall& call, const ConstTensorView& x, std::span<con
   const int64_t num_rows = std::accumulate(local_counts.begin(), local_counts.end(), int64_t{0});
   PLAIT_ASSIGN_OR_RETURN(const Shipment shipment, permute_rows(call, x, num_rows, state));
   PublishedViews views;
-  PLAIT_ASSIGN_OR_RETURN(CountsMatrix counts, announce(call, "moe_forward", local_counts, {}, shipment, views));
+  PLAIT_ASSIGN_OR_RETURN(CountsMatrix counts, announce_forward(call, local_counts, shipment.regions(), views));
   state.plan = RoutingPlan(std::move(counts), call.group.rank());
   StageScope scope(call, Stage::dispatch);
   PLAIT_ASSIGN_OR_RETURN(Shipment::Delivered rows, shipment.deliver(call, Direction::dispatch, state.plan, views[0]));
@@ -102,23 +96,11 @@ Result<Shipment> permute_gradients(LayerCall& call, const ConstTensorView& x, co
   return shipment;
 }
 
-/// The same counts as in forward, so that ranks which enter the backward of different calls are told so.
-Result<PublishedViews> announce_backward(LayerCall& call, const RoutingPlan& plan, const Shipment& shipment) {
-  const ExpertPlacement place = plan.placement();
-  std::vector<int64_t> send, recv;
-  for (int64_t expert = 0; expert < place.num_experts; ++expert) send.push_back(plan.counts().at(plan.rank(), expert));
-  for (int source = 0; source < place.num_ranks; ++source) {
-    for (int64_t j = 0; j < place.experts_per_rank(); ++j) recv.push_back(plan.counts().at(source, place.global(plan.rank(), j)));
-  }
-  PublishedViews views;
-  PLAIT_RETURN_IF_ERROR(announce(call, "moe_backward", send, recv, shipment, views).status());
-  return views;
-}
-
 /// dy (T,H) to the rows of this rank's experts.
 Result<ExpertRows> dispatch_gradients(LayerCall& call, const ConstTensorView& x, const LayerState& state, const ConstTensorView& dy) {
   PLAIT_ASSIGN_OR_RETURN(const Shipment shipment, permute_gradients(call, x, state, dy));
-  PLAIT_ASSIGN_OR_RETURN(const PublishedViews views, announce_backward(call, state.plan, shipment));
+  PublishedViews views;
+  PLAIT_RETURN_IF_ERROR(announce_backward(call, state.plan, shipment.regions(), views));
   StageScope scope(call, Stage::backward_combine);
   PLAIT_ASSIGN_OR_RETURN(Shipment::Delivered rows, shipment.deliver(call, Direction::dispatch, state.plan, views[0]));
   return ExpertRows{rows[dy_section], rows[weight_section], call.config.recompute ? rows[x_section] : state.rows, state.h};
@@ -169,8 +151,11 @@ Result<EntryGradients> backward(LayerCall& call, const ConstTensorView& x, const
   return EntryGradients{home[0], home[1]};
 }
 
+/// Everything is home already.
+Status finish(LayerCall&, Stage) { return {}; }
+
 }  // namespace
 
-const ExpertPath alltoall_path = {forward, backward};
+const ExpertPath alltoall_path = {forward, backward, finish};
 
 }  // namespace plait::moe

@@ -20,7 +20,7 @@ constexpr std::array<DispatcherEntry, 5> entries = {{
     {Dispatcher::eager, "eager", &moe::alltoall_path},
     {Dispatcher::alltoall, "alltoall", &moe::alltoall_path},
     {Dispatcher::allgather, "allgather", nullptr},
-    {Dispatcher::mc2, "mc2", nullptr},
+    {Dispatcher::mc2, "mc2", &moe::mc2_path},
     {Dispatcher::automatic, "auto", nullptr},
 }};
 

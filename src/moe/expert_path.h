@@ -14,7 +14,7 @@ struct EntryGradients {
   Tensor dweights;  ///< (B,1) f32
 };
 
-/// A strategy for the expert part. Both functions are collective.
+/// A strategy for the expert part. All functions are collective.
 struct ExpertPath {
   /// Experts' rows (B,H) of this rank's entries, in the order of state.position. `local_counts` (E): entries per expert. Fills
   /// state.plan and what backward needs.
@@ -22,9 +22,11 @@ struct ExpertPath {
   /// From dy (T,H), unscaled, to the entries' gradients; writes the gradients of this rank's experts.
   Result<EntryGradients> (*backward)(LayerCall& call, const ConstTensorView& x, const LayerState& state, const ConstTensorView& dy,
                                      const LayerGradients& gradients);
+  /// The rows that forward or backward returned may be incomplete until this has returned: work that needs no peer comes before it.
+  Status (*finish)(LayerCall& call, Stage stage);
 };
 
-extern const ExpertPath alltoall_path;
+extern const ExpertPath alltoall_path, mc2_path;
 
 /// The strategy of a dispatcher. Error: unavailable, naming those that this build has.
 Result<const ExpertPath*> expert_path(Dispatcher dispatcher);

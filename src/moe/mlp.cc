@@ -2,6 +2,7 @@
 
 #include "base/status_macros.h"
 #include "moe/row_sums.h"
+#include "ops/grouped_matmul_layout.h"
 
 namespace plait::moe {
 
@@ -44,7 +45,8 @@ Status project_gradients(const Mlp& mlp, const ConstTensorView& act_w, const Con
     PLAIT_RETURN_IF_ERROR(grouped_matmul_k(mlp.context, act_w, dy, mlp.group_rows, gradients.down, gradients.accumulate, mlp.options));
   }
   if (!gradients.down_bias.defined()) return {};
-  return scaled_row_sums(mlp.context, dy, weights, mlp.group_rows, AbsentRows::skip, gradients.down_bias, gradients.accumulate);
+  return scaled_row_sums(mlp.context, gmm_layout::rows_of(dy), dy.dtype, weights.as<float>(), mlp.group_rows, AbsentRows::skip, gradients.down_bias,
+                         gradients.accumulate);
 }
 
 Status hidden_gradients(const Mlp& mlp, const ConstTensorView& x, const ConstTensorView& dh, const MlpGradients& gradients) {

@@ -16,8 +16,10 @@ constexpr int64_t block_columns = 256;
 
 struct Problem {
   const kernels::ElementwiseKernels& kernels;
-  const ConstTensorView& rows;
-  const ConstTensorView& scales;
+  const kernels::Rows& rows;
+  DType dtype;
+  int64_t columns;
+  const float* scales;
   AbsentRows absent;
   const TensorView& sums;
   bool accumulate;
@@ -39,24 +41,24 @@ void write_block(const Problem& p, int64_t group, int64_t column, const float* a
 
 void sum_block(const Problem& p, int64_t group, int64_t begin_row, int64_t end_row, int64_t column) {
   if (p.accumulate && begin_row == end_row) return;
-  const int64_t n = std::min(block_columns, p.rows.shape[1] - column);
+  const int64_t n = std::min(block_columns, p.columns - column);
   std::array<float, block_columns> acc{};
   for (int64_t i = begin_row; i < end_row; ++i) {
-    const float scale = p.scales.as<float>()[i];
+    const float scale = p.scales[i];
     if (p.absent == AbsentRows::skip && kernels::is_absent(scale)) continue;
-    p.kernels.scale_add(p.rows.dtype, scale, p.rows.at(i, column), acc.data(), n);
+    p.kernels.scale_add(p.dtype, scale, p.rows[i] + column * size_of(p.dtype), acc.data(), n);
   }
   write_block(p, group, column, acc.data(), n);
 }
 
 }  // namespace
 
-Status scaled_row_sums(const Context& context, const ConstTensorView& rows, const ConstTensorView& scales, std::span<const int64_t> group_rows,
+Status scaled_row_sums(const Context& context, const kernels::Rows& rows, DType dtype, const float* scales, std::span<const int64_t> group_rows,
                        AbsentRows absent, const TensorView& sums, bool accumulate) {
-  const Problem problem{*context.kernels().elementwise, rows, scales, absent, sums, accumulate};
+  const Problem problem{*context.kernels().elementwise, rows, dtype, sums.shape[1], scales, absent, sums, accumulate};
   std::vector<int64_t> begins{0};
   for (int64_t count : group_rows) begins.push_back(begins.back() + count);
-  const int64_t blocks = (rows.shape[1] + block_columns - 1) / block_columns;
+  const int64_t blocks = (sums.shape[1] + block_columns - 1) / block_columns;
   context.pool().parallel_for(static_cast<int64_t>(group_rows.size()) * blocks, [&](int64_t task, int) {
     const auto group = static_cast<size_t>(task / blocks);
     sum_block(problem, task / blocks, begins[group], begins[group + 1], task % blocks * block_columns);

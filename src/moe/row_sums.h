@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/rows.h"
 #include "plait/context.h"
 #include "plait/status.h"
 #include "plait/tensor.h"
@@ -14,8 +15,8 @@ namespace plait::moe {
 enum class AbsentRows { skip, add };
 
 /// sums (G,N): per group, float32 acc += round32(scale * row) from +0, rows ascending; rounded once to the type of `sums`, or with
-/// `accumulate` added once to float32 (a group without rows stays untouched). rows (A,N) dense, scales (A,1) f32 contiguous.
-Status scaled_row_sums(const Context& context, const ConstTensorView& rows, const ConstTensorView& scales, std::span<const int64_t> group_rows,
+/// `accumulate` added once to float32 (a group without rows stays untouched). A rows of N elements of `dtype`, A scales.
+Status scaled_row_sums(const Context& context, const kernels::Rows& rows, DType dtype, const float* scales, std::span<const int64_t> group_rows,
                        AbsentRows absent, const TensorView& sums, bool accumulate);
 
 }  // namespace plait::moe

@@ -6,6 +6,7 @@
 #include "moe/mlp.h"
 #include "moe/row_sums.h"
 #include "moe/rows.h"
+#include "ops/grouped_matmul_layout.h"
 
 namespace plait::moe {
 namespace {
@@ -141,8 +142,8 @@ Result<Tensor> shared_expert_backward(LayerCall& call, const ConstTensorView& x,
   PLAIT_ASSIGN_OR_RETURN(Tensor dx, mlp_backward(call, mlp, x, rows.h, through_gate.dy, gradients));
   PLAIT_RETURN_IF_ERROR(add_gate_part(call, through_gate.dz, dx));
   if (gradients.shared_gate.defined()) {
-    PLAIT_RETURN_IF_ERROR(
-        scaled_row_sums(call.context, x, through_gate.dz, {&tokens, 1}, AbsentRows::add, as_group(gradients.shared_gate), gradients.accumulate));
+    PLAIT_RETURN_IF_ERROR(scaled_row_sums(call.context, gmm_layout::rows_of(x), x.dtype, through_gate.dz.as<float>(), {&tokens, 1}, AbsentRows::add,
+                                          as_group(gradients.shared_gate), gradients.accumulate));
   }
   return dx;
 }

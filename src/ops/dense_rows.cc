@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -50,6 +51,13 @@ void copy_elements(const Context& context, const ConstTensorView& from, const Te
     default:
       return copy_as<uint64_t>(context, from, to);
   }
+}
+
+void copy_rows(const Context& context, const ConstTensorView& from, const TensorView& to) {
+  const int64_t row_bytes = from.shape[1] * size_of(from.dtype);
+  for_blocks(context, from.shape[0], 2 * row_bytes, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) std::memcpy(to.at(i), from.at(i), static_cast<size_t>(row_bytes));
+  });
 }
 
 Result<DenseInput> DenseInput::make(const Context& context, const ConstTensorView& view) {

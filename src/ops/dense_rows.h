@@ -18,6 +18,9 @@ inline bool has_dense_rows(const ConstTensorView& view) { return view.shape[1] <
 /// to = from, element bits untouched: two (rows, columns) views of one shape and type, any strides.
 void copy_elements(const Context& context, const ConstTensorView& from, const TensorView& to);
 
+/// The same for two views with contiguous rows.
+void copy_rows(const Context& context, const ConstTensorView& from, const TensorView& to);
+
 /// A (rows, columns) input with contiguous rows; `copy` keeps the copied memory alive where there is one.
 struct DenseInput {
   Tensor copy;

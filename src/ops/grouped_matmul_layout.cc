@@ -79,6 +79,13 @@ bool may_overlap_itself(const ConstTensorView& v) {
 
 }  // namespace
 
+kernels::Weights weights_of(const ConstTensorView& weight) {
+  kernels::Weights w{weight.data, weight.strides[0], weight.strides[1], weight.strides[2]};
+  if (weight.shape[2] == 1 && w.k_stride != 1) w.n_stride = 1;
+  if (weight.shape[1] == 1 && w.n_stride != 1) w.k_stride = 1;
+  return w;
+}
+
 void clear_matrix(const Context& context, const TensorView& matrix) {
   auto bytes = static_cast<size_t>(size_of(matrix.dtype));
   for_blocks(context, matrix.shape[0], matrix.shape[1] * size_of(matrix.dtype), [&](int64_t begin, int64_t end, int) {

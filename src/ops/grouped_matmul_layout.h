@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kernels/grouped_gemm.h"
 #include "kernels/rows.h"
 #include "plait/context.h"
 #include "plait/status.h"
@@ -14,6 +15,9 @@ namespace plait::gmm_layout {
 /// The rows of a matrix for which has_dense_rows() holds: base and row stride describe it, whatever the stride.
 inline kernels::Rows rows_of(const ConstTensorView& matrix) { return {matrix.data, matrix.strides[0] * size_of(matrix.dtype), nullptr}; }
 inline kernels::MutableRows rows_of(const TensorView& matrix) { return {matrix.data, matrix.strides[0] * size_of(matrix.dtype), nullptr}; }
+
+/// The strides of a (G,K,N) weight; those of dimensions of size 1 are free and chosen to look dense.
+kernels::Weights weights_of(const ConstTensorView& weight);
 
 /// Every element of a matrix becomes +0, whatever its strides.
 void clear_matrix(const Context& context, const TensorView& matrix);

@@ -16,14 +16,6 @@
 namespace plait::gmm_run {
 namespace {
 
-/// The weight's strides; those of dimensions of size 1 are free and chosen to look dense.
-kernels::Weights weights_of(const ConstTensorView& weight) {
-  kernels::Weights w{weight.data, weight.strides[0], weight.strides[1], weight.strides[2]};
-  if (weight.shape[2] == 1 && w.k_stride != 1) w.n_stride = 1;
-  if (weight.shape[1] == 1 && w.n_stride != 1) w.k_stride = 1;
-  return w;
-}
-
 /// Runs the whole problem, or (unfused) one group at a time; `narrow(part, group, first_row)` points the operands at a group's part.
 template <typename Problem, typename Narrow, typename Run>
 Status run_groups(const Problem& problem, bool fused, Narrow narrow, Run run) {
@@ -61,7 +53,7 @@ Status multiply(const Context& context, const ConstTensorView& x, const ConstTen
                                 .n = y.shape[1],
                                 .counts = counts,
                                 .x = gmm_layout::rows_of(dense_x.view),
-                                .weights = weights_of(weight),
+                                .weights = gmm_layout::weights_of(weight),
                                 .bias = dense_bias.view.data,
                                 .bias_type = bias.dtype,
                                 .bias_group_stride = dense_bias.view.strides[0],

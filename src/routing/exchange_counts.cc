@@ -99,8 +99,8 @@ Status check_signatures(const Exchange& exchange, int num_ranks) {
 }  // namespace
 
 Result<CountsMatrix> exchange_counts(Group& group, const ExpertPlacement& placement, const CallSignature& signature,
-                                     std::span<const int64_t> local_counts, std::span<const int64_t> expected_recv,
-                                     std::span<const Region> publish, PublishedViews* views) {
+                                     std::span<const int64_t> local_counts, std::span<const int64_t> expected_recv, std::span<const Region> publish,
+                                     PublishedViews* views) {
   PLAIT_RETURN_IF_ERROR(placement.validate());
   PLAIT_RETURN_IF_ERROR(check_lengths(placement, local_counts, expected_recv, group.rank()));
   const PayloadLayout layout{placement.num_experts};

@@ -14,6 +14,21 @@
 namespace plait::test {
 namespace {
 
+Dispatcher dispatcher_under_test = Dispatcher::alltoall;
+
+LayerConfig tested_config(DType dtype) {
+  LayerConfig config = small_config(dtype);
+  config.dispatcher = dispatcher_under_test;
+  return config;
+}
+
+class LayerErrors : public testing::TestWithParam<Dispatcher> {
+ protected:
+  void SetUp() override { dispatcher_under_test = GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(Dispatchers, LayerErrors, testing::ValuesIn(available_dispatchers().begin(), available_dispatchers().end()),
+                         [](const auto& param_info) { return std::string(name(param_info.param)); });
+
 /// All ranks fail with a message that has all the words.
 void expect_error(const std::vector<Status>& statuses, const std::vector<std::string>& words, int culprit) {
   for (const Status& status : statuses) {
@@ -37,13 +52,13 @@ std::vector<Status> run_two(const std::function<LayerInputs(int rank)>& inputs, 
 }
 
 LayerInputs router_case(int64_t tokens) {
-  LayerConfig config = small_config(DType::f32);
+  LayerConfig config = tested_config(DType::f32);
   config.router.num_experts = 4;
   config.router.top_k = 2;
   return make_inputs(config, {.tokens = tokens});
 }
 
-TEST(LayerErrors, NaNLogitsOnOneRankFailBoth) {
+TEST_P(LayerErrors, NaNLogitsOnOneRankFailBoth) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (int64_t columns : {19, 1}) {  // all of token 1's row, or one element
     const LayerInputs in = router_case(4);
@@ -52,15 +67,15 @@ TEST(LayerErrors, NaNLogitsOnOneRankFailBoth) {
   }
 }
 
-TEST(LayerErrors, InfiniteLogitsFailToo) {
+TEST_P(LayerErrors, InfiniteLogitsFailToo) {
   const LayerInputs in = router_case(3);
   set(in.x, 0, std::numeric_limits<double>::infinity());
   expect_error(run_two([&](int) { return in; }, {2, 1}), {"token 0", "rank 0"}, 0);
 }
 
-TEST(LayerErrors, IdsOutsideTheExperts) {
+TEST_P(LayerErrors, IdsOutsideTheExperts) {
   for (int id : {-1, 4}) {
-    LayerConfig config = small_config(DType::f32);
+    LayerConfig config = tested_config(DType::f32);
     config.router.num_experts = 4;
     config.router.top_k = 2;
     const LayerInputs in = make_inputs(config, {.tokens = 6, .given_routing = true});
@@ -69,8 +84,8 @@ TEST(LayerErrors, IdsOutsideTheExperts) {
   }
 }
 
-TEST(LayerErrors, ASentinelMustNotBeNegative) {
-  LayerConfig config = small_config(DType::f32);
+TEST_P(LayerErrors, ASentinelMustNotBeNegative) {
+  LayerConfig config = tested_config(DType::f32);
   config.sentinel = true;
   const LayerInputs in = make_inputs(config, {.tokens = 4, .given_routing = true});
   set(in.ids, 0, -1);
@@ -82,12 +97,12 @@ struct Disagreement {
   std::function<void(LayerConfig&)> change;
 };
 
-TEST(LayerErrors, RanksThatDisagreeAreToldTheFieldAndBothValues) {
+TEST_P(LayerErrors, RanksThatDisagreeAreToldTheFieldAndBothValues) {
   const std::vector<Disagreement> list = {
       {"hidden size", [](LayerConfig& c) { c.hidden = 20; }},
       {"intermediate size", [](LayerConfig& c) { c.intermediate = 5; }},
       {"element type", [](LayerConfig& c) { c.dtype = DType::bf16; }},
-      {"dispatcher", [](LayerConfig& c) { c.dispatcher = Dispatcher::eager; }},
+      {"dispatcher", [](LayerConfig& c) { c.dispatcher = c.dispatcher == Dispatcher::eager ? Dispatcher::alltoall : Dispatcher::eager; }},
       {"experts per token", [](LayerConfig& c) { c.router.top_k = 2; }},
       {"number of experts", [](LayerConfig& c) { c.router.num_experts = 16; }},
       {"recompute", [](LayerConfig& c) { c.recompute = true; }},
@@ -96,15 +111,15 @@ TEST(LayerErrors, RanksThatDisagreeAreToldTheFieldAndBothValues) {
       {"expert bias", [](LayerConfig& c) { c.expert_bias = true; }},
   };
   for (const Disagreement& d : list) {
-    LayerConfig odd = small_config(DType::f32);
+    LayerConfig odd = tested_config(DType::f32);
     d.change(odd);
-    const LayerInputs usual = make_inputs(small_config(DType::f32), {.tokens = 6}), other = make_inputs(odd, {.tokens = 6});
+    const LayerInputs usual = make_inputs(tested_config(DType::f32), {.tokens = 6}), other = make_inputs(odd, {.tokens = 6});
     expect_error(run_two([&](int rank) { return rank == 1 ? other : usual; }, {3, 3}), {d.words, "rank 1", "rank 0"}, 1);
   }
 }
 
-TEST(LayerErrors, ABadArgumentOnOneRankReachesTheOther) {
-  const LayerInputs good = make_inputs(small_config(DType::f32), {.tokens = 6});
+TEST_P(LayerErrors, ABadArgumentOnOneRankReachesTheOther) {
+  const LayerInputs good = make_inputs(tested_config(DType::f32), {.tokens = 6});
   LayerInputs bad = good;
   bad.down = random_tensor(DType::f32, {8, 13, 18}, 3);
   expect_error(run_two([&](int rank) { return rank == 0 ? bad : good; }, {3, 3}), {"down weight", "(4, 13, 18)", "(4, 13, 19)"}, 0);
@@ -113,7 +128,7 @@ TEST(LayerErrors, ABadArgumentOnOneRankReachesTheOther) {
 /// `body(context, group, states)` after two forward calls with different routing.
 std::vector<Status> after_two_forwards(Engine engine,
                                        const std::function<Status(const Context&, Group&, const LayerInputs&, std::vector<LayerState>&)>& body) {
-  const LayerInputs a = make_inputs(small_config(DType::f32), {.tokens = 8, .seed = 1, .given_routing = true});
+  const LayerInputs a = make_inputs(tested_config(DType::f32), {.tokens = 8, .seed = 1, .given_routing = true});
   LayerInputs b = a;
   b.ids = integer_tensor(DType::i32, {8, 3}, 99, 0, 7);
   return run_engine(engine, 2, {.timeout_s = 20}, [&](Group& group) -> Status {
@@ -135,7 +150,7 @@ Status backward_of(const Context& context, Group& group, const LayerInputs& in, 
                         rank_rows(in.dy, {4, 4}, group.rank()), r.dx, gradients_of(r), r.dweights);
 }
 
-TEST(LayerErrors, BackwardsOfDifferentCallsDoNotMix) {
+TEST_P(LayerErrors, BackwardsOfDifferentCallsDoNotMix) {
   const std::vector<Status> statuses =
       after_two_forwards(Engine::threads, [](const Context& context, Group& group, const LayerInputs& in, std::vector<LayerState>& states) {
         return backward_of(context, group, in, states[static_cast<size_t>(group.rank())]);
@@ -146,7 +161,7 @@ TEST(LayerErrors, BackwardsOfDifferentCallsDoNotMix) {
   }
 }
 
-TEST(LayerErrors, ForwardAgainstBackward) {
+TEST_P(LayerErrors, ForwardAgainstBackward) {
   const std::vector<Status> statuses = after_two_forwards(Engine::threads, [](const Context& context, Group& group, const LayerInputs& in,
                                                                               std::vector<LayerState>& states) {
     if (group.rank() == 0) return backward_of(context, group, in, states[0]);
@@ -160,7 +175,7 @@ TEST(LayerErrors, ForwardAgainstBackward) {
   }
 }
 
-TEST(LayerErrors, ARankThatDoesNotJoinTheBackwardIsNamed) {
+TEST_P(LayerErrors, ARankThatDoesNotJoinTheBackwardIsNamed) {
   for (Engine engine : {Engine::threads, Engine::shm}) {
     const std::vector<Status> statuses =
         after_two_forwards(engine, [](const Context& context, Group& group, const LayerInputs& in, std::vector<LayerState>& states) {
@@ -172,8 +187,8 @@ TEST(LayerErrors, ARankThatDoesNotJoinTheBackwardIsNamed) {
   }
 }
 
-TEST(LayerErrors, AStateOfAnotherCallIsRefused) {
-  const LayerInputs in = make_inputs(small_config(DType::f32), {.tokens = 6});
+TEST_P(LayerErrors, AStateOfAnotherCallIsRefused) {
+  const LayerInputs in = make_inputs(tested_config(DType::f32), {.tokens = 6});
   const std::vector<Status> statuses = run_with_contexts(1, {.threads = 1, .kernel = {}}, [&](const Context& context, Group& group) -> Status {
     const RankResult r = make_rank_result(in, {6}, 0);
     const LayerWeights w = rank_weights(in, 0, 1);

@@ -116,6 +116,7 @@ TEST_P(ExactLayer, EagerAndRecompute) {
   expect_exact(in, {14, 9});
   in.config.dispatcher = Dispatcher::alltoall;
   expect_exact(in, {23});
+  expect_exact(in, {14, 0, 9, 0});
 }
 
 TEST_P(ExactLayer, EveryTierAndThreadCount) {

@@ -14,6 +14,21 @@
 namespace plait::test {
 namespace {
 
+Dispatcher dispatcher_under_test = Dispatcher::alltoall;
+
+LayerConfig tested_config(DType dtype) {
+  LayerConfig config = small_config(dtype);
+  config.dispatcher = dispatcher_under_test;
+  return config;
+}
+
+class LayerLives : public testing::TestWithParam<Dispatcher> {
+ protected:
+  void SetUp() override { dispatcher_under_test = GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(Dispatchers, LayerLives, testing::ValuesIn(available_dispatchers().begin(), available_dispatchers().end()),
+                         [](const auto& param_info) { return std::string(name(param_info.param)); });
+
 /// A layer and batch, its forward state on one rank, and what must come out.
 struct Life {
   const LayerInputs& in;
@@ -39,11 +54,11 @@ void expect_ok(const std::vector<Status>& statuses) {
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
-TEST(LayerLives, SeveralForwardsThenBackwardsInAnyOrder) {
-  LayerConfig other = small_config(DType::bf16);
+TEST_P(LayerLives, SeveralForwardsThenBackwardsInAnyOrder) {
+  LayerConfig other = tested_config(DType::bf16);
   other.recompute = true;
   other.shared_intermediate = 5;
-  const LayerInputs a = make_inputs(small_config(DType::f32), {.tokens = 9, .seed = 1});
+  const LayerInputs a = make_inputs(tested_config(DType::f32), {.tokens = 9, .seed = 1});
   const LayerInputs b = make_inputs(other, {.tokens = 15, .seed = 2});
   const TokenSplit split_a = {4, 5}, split_b = {15, 0}, split_c = {0, 9};
   const std::vector<RankResult> expected_a = exact_layer(a, split_a), expected_b = exact_layer(b, split_b), expected_c = exact_layer(a, split_c);
@@ -64,10 +79,10 @@ TEST(LayerLives, SeveralForwardsThenBackwardsInAnyOrder) {
   }));
 }
 
-TEST(LayerLives, ShapesChangeFromCallToCall) {
+TEST_P(LayerLives, ShapesChangeFromCallToCall) {
   std::vector<LayerInputs> inputs;
   std::vector<TokenSplit> splits = {{3, 5}, {0, 7}, {9, 1}, {200, 0}, {6, 6}, {2, 3}};
-  LayerConfig config = small_config(DType::f32);
+  LayerConfig config = tested_config(DType::f32);
   for (size_t i = 0; i < splits.size(); ++i) {
     if (i == 4) config.hidden = 40;
     if (i == 5) config.dtype = DType::bf16;
@@ -86,8 +101,8 @@ TEST(LayerLives, ShapesChangeFromCallToCall) {
   }));
 }
 
-TEST(LayerLives, ForwardWithoutBackwardKeepsMemoryConstant) {
-  LayerConfig config = small_config(DType::bf16);
+TEST_P(LayerLives, ForwardWithoutBackwardKeepsMemoryConstant) {
+  LayerConfig config = tested_config(DType::bf16);
   config.hidden = 64;
   const LayerInputs in = make_inputs(config, {.tokens = 96});
   for (Engine engine : {Engine::threads, Engine::shm}) {
@@ -113,8 +128,8 @@ TEST(LayerLives, ForwardWithoutBackwardKeepsMemoryConstant) {
   }
 }
 
-TEST(LayerLives, AFailureStopsAllAndANewGroupWorks) {
-  LayerConfig config = small_config(DType::f32);
+TEST_P(LayerLives, AFailureStopsAllAndANewGroupWorks) {
+  LayerConfig config = tested_config(DType::f32);
   config.router.num_experts = 9;
   const TokenSplit split = {4, 4, 4};
   const LayerInputs good = make_inputs(config, {.tokens = 12, .given_routing = true});

@@ -51,6 +51,16 @@ void compare(const char* what, const Tensor& got, const Tensor& expected, std::s
   if (!d.empty()) text = std::string(what) + ", " + d;
 }
 
+Result<std::vector<RankResult>> run_dispatcher(const LayerInputs& in, const TokenSplit& split, const ContextOptions& context,
+                                               const RankRunOptions& options) {
+  std::vector<RankResult> results(split.size());
+  const std::vector<Status> statuses = run_with_contexts(static_cast<int>(split.size()), context, [&](const Context& c, Group& group) {
+    return run_rank(c, group, in, split, results[static_cast<size_t>(group.rank())], options);
+  });
+  for (const Status& status : statuses) PLAIT_RETURN_IF_ERROR(status);
+  return results;
+}
+
 }  // namespace
 
 LayerConfig small_config(DType dtype) {
@@ -197,11 +207,19 @@ std::vector<Status> run_with_contexts(int num_ranks, const ContextOptions& optio
 
 Result<std::vector<RankResult>> run_layer(const LayerInputs& in, const TokenSplit& split, const ContextOptions& context,
                                           const RankRunOptions& options) {
-  std::vector<RankResult> results(split.size());
-  const std::vector<Status> statuses = run_with_contexts(static_cast<int>(split.size()), context, [&](const Context& c, Group& group) {
-    return run_rank(c, group, in, split, results[static_cast<size_t>(group.rank())], options);
-  });
-  for (const Status& status : statuses) PLAIT_RETURN_IF_ERROR(status);
+  Result<std::vector<RankResult>> results = run_dispatcher(in, split, context, options);
+  if (!results.ok() || in.config.dispatcher != Dispatcher::alltoall) return results;
+  for (const Dispatcher dispatcher : available_dispatchers()) {
+    if (dispatcher == Dispatcher::alltoall || dispatcher == Dispatcher::eager) continue;
+    LayerInputs other = in;
+    other.config.dispatcher = dispatcher;
+    PLAIT_ASSIGN_OR_RETURN(const std::vector<RankResult> got, run_dispatcher(other, split, context, options));
+    for (size_t rank = 0; rank < split.size(); ++rank) {
+      const std::string text = difference(got[rank], results.value()[rank]);
+      if (!text.empty())
+        return Status::internal(std::string(name(dispatcher)) + " differs from alltoall on rank " + std::to_string(rank) + ": " + text);
+    }
+  }
   return results;
 }
 

@@ -74,7 +74,8 @@ LayerGradients gradients_of(const RankResult& result, const RankRunOptions& opti
 Status run_rank(const Context& context, Group& group, const LayerInputs& inputs, const TokenSplit& split, RankResult& result,
                 const RankRunOptions& options = {});
 
-/// Forward and backward of all ranks, as threads of this process.
+/// Forward and backward of all ranks, as threads of this process. Where the inputs ask for alltoall, the fused dispatchers run too; a bit in
+/// which one differs is an error.
 Result<std::vector<RankResult>> run_layer(const LayerInputs& inputs, const TokenSplit& split,
                                           const ContextOptions& context = {.threads = 1, .kernel = {}}, const RankRunOptions& options = {});
 
