@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
 
 #include "base/status_macros.h"
 #include "cli/commands.h"
@@ -10,6 +13,7 @@
 #include "cli/preflight.h"
 #include "cli/signals.h"
 #include "config/field_text.h"
+#include "config/nearest.h"
 #include "observe/verify.h"
 
 namespace plait::cli {
@@ -17,6 +21,7 @@ namespace {
 
 struct VerifyArguments {
   CaseOptions case_options;
+  CLI::Option* sections = nullptr;
   CLI::Option* across_ranks = nullptr;
 };
 
@@ -37,6 +42,20 @@ std::vector<int> read_sizes(const CLI::Option& option, Program& program) {
   return sizes;
 }
 
+// "shape,numeric" -> names; what is no section becomes a fault of the program.
+std::vector<std::string> read_sections(const CLI::Option& option, Program& program) {
+  if (option.count() == 0) return {};
+  std::span<const std::string> known = verify_section_names();
+  std::vector<std::string> sections = split_list(option.results().front());
+  for (const std::string& section : sections) {
+    if (std::find(known.begin(), known.end(), section) != known.end()) continue;
+    std::string near = nearest_name(section, known);
+    std::string hint = near.empty() ? "." : fmt::format("; did you mean \"{}\"?", near);
+    program.faults.push_back(fmt::format("--sections: \"{}\" is not allowed{} Allowed: {}.", section, hint, join_choices(known)));
+  }
+  return sections;
+}
+
 Status check_sizes(const VerifyOptions& options) {
   int64_t num_experts = options.run_case.layer.router.num_experts;
   for (int size : options.across_ranks) {
@@ -55,7 +74,10 @@ int show(const Program& program, const VerifyReport& report) {
 
 int verify(Program& program, const VerifyArguments& arguments) {
   VerifyOptions options;
+  options.sections = read_sections(*arguments.sections, program);
   options.across_ranks = read_sizes(*arguments.across_ranks, program);
+  bool across = std::find(options.sections.begin(), options.sections.end(), "across-ranks") != options.sections.end();
+  if (across && arguments.across_ranks->count() == 0) program.faults.emplace_back("--sections across-ranks needs --across-ranks, as in 1,2,4.");
   Result<Prepared> prepared = prepare(program, arguments.case_options);
   if (!prepared.ok()) return fail(program, prepared.status());
   options.run_case = prepared->run_case;
@@ -87,6 +109,8 @@ void add_verify_command(CLI::App& app, Program& program) {
   CLI::App* command = app.add_subcommand("verify", "Check shapes, numbers, gradients, routing, precision and fallbacks of a case");
   auto arguments = std::make_shared<VerifyArguments>();
   arguments->case_options.attach(*command);
+  std::string list = fmt::format("Only these of the list, comma-separated: {}", join_choices(verify_section_names()));
+  arguments->sections = command->add_option("--sections", std::as_const(list))->type_name("LIST")->group("Checks");
   arguments->across_ranks = command->add_option("--across-ranks", "Also: one batch over groups of these sizes gives the same bits, as in 1,2,4")
                                 ->type_name("LIST")
                                 ->group("Checks");

@@ -18,6 +18,8 @@ struct Env {
   std::string log_level;   ///< PLAIT_LOG: error, warning, info, debug
   std::string job;         ///< PLAIT_JOB
   std::string host_id;     ///< PLAIT_HOST_ID
+  std::string dump;        ///< PLAIT_DUMP: a path
+  std::string cache;       ///< PLAIT_CACHE: a folder, or "off"
 
   /// Reads the process environment afresh. A malformed value is an error naming the variable, the value and what is allowed.
   static Result<Env> read();

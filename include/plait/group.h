@@ -122,6 +122,9 @@ class Group {
 
   /// Memory in this rank's window. Error: resource_exhausted, with need, limit and where the limit comes from; never a SIGBUS later.
   virtual Result<Region> allocate(int64_t bytes) = 0;
+  /// This rank's region that starts at `data`, has at least `bytes` and is still held; or nothing. For rows that can be published where
+  /// they are instead of being copied first.
+  virtual std::optional<Region> find_region(const std::byte* data, int64_t bytes) const = 0;
 
   /// Moves rows straight into place. `regions` come from the exchange that published the senders' regions. Blocks towards one peer are
   /// listed in the same order on both sides. Blocks may be empty. On engines with common memory the receiver copies (on the context's
@@ -154,8 +157,14 @@ class Group {
   virtual int64_t peak_window_bytes() const = 0;
   virtual void reset_peak_window_bytes() = 0;
 
+  /// What a layer above keeps with this group; made by whoever comes first, gone with the group.
+  std::shared_ptr<void>& attachment() { return attachment_; }
+
  protected:
   Group() = default;
+
+ private:
+  std::shared_ptr<void> attachment_;
 };
 
 /// The default options, changed by PLAIT_TIMEOUT and PLAIT_SPIN_US. Error: a malformed value.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "plait/activation.h"
@@ -74,7 +75,8 @@ struct GivenRouting {
 
 /// What backward needs, owned by the caller between forward and backward. Its window regions go back when it is dropped.
 struct LayerState {
-  Dispatcher dispatcher = Dispatcher::alltoall;  ///< the one that forward used; backward must use it too
+  Dispatcher dispatcher = Dispatcher::alltoall;  ///< the one that forward used; backward uses it too
+  std::string dispatcher_reason;                 ///< why auto chose it
   RoutingPlan plan;
   Tensor ids, weights, scores, logits, position;  ///< (T,k), (T,k), (T,E), (T,E), (T*k)
   bool router_used = false;

@@ -1,6 +1,7 @@
 #pragma once
 /// Exchange of counts and the RoutingPlan: everything that follows from expert ids, built once per call, used by dispatch, combine and backward.
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -32,14 +33,18 @@ struct CallSignature {
   std::string dispatcher;
   DType dtype = DType::f32;
   int64_t num_experts = 0, k = 0, hidden = 0, intermediate = 0;
+  bool homeward = false;    ///< rows travel from their experts home: what local_counts counts is received (for messages)
   bool in_contract = true;  ///< inside the bit contract (numerics.md section 8)
   std::string detail;       ///< anything else that must be equal, as text
+  static constexpr size_t num_notes = 5;
+  std::array<int64_t, num_notes> notes{};  ///< not compared: what this rank tells the others beside its counts
 };
 
 /// The matrix C (R,E): rows that rank s has for expert g.
 struct CountsMatrix {
   ExpertPlacement placement;
-  std::vector<int64_t> counts;  ///< R*E, row major
+  std::vector<int64_t> counts;                                            ///< R*E, row major
+  std::vector<std::array<int64_t, CallSignature::num_notes>> notes = {};  ///< R, as the ranks gave them
   int64_t at(int source, int64_t expert) const { return counts[static_cast<size_t>(source * placement.num_experts + expert)]; }
 };
 

@@ -43,6 +43,13 @@ bool parse_word(std::string_view value, std::string& out) {
   return true;
 }
 
+bool parse_path(std::string_view value, std::string& out) {
+  constexpr size_t max_length = 4095;  // the system's limit
+  if (value.size() > max_length) return false;
+  out = value;
+  return true;
+}
+
 bool parse_log_level(std::string_view value, std::string& out) {
   for (std::string_view level : {"error", "warning", "info", "debug"}) {
     if (value == level) {
@@ -82,6 +89,11 @@ constexpr std::array knobs = {
          [](std::string_view v, Env& e) { return parse_word(v, e.job); }, [](const Env& e) { return e.job; }},
     Knob{"PLAIT_HOST_ID", "Name of this machine where several machines are simulated on one; empty takes the real identity.", word_rule,
          [](std::string_view v, Env& e) { return parse_word(v, e.host_id); }, [](const Env& e) { return e.host_id; }},
+    Knob{"PLAIT_CACHE", "Folder in which the dispatcher auto keeps what it has measured; off keeps nothing, empty takes ~/.cache/plait.",
+         "a path of at most 4095 bytes, or off", [](std::string_view v, Env& e) { return parse_path(v, e.cache); },
+         [](const Env& e) { return e.cache; }},
+    Knob{"PLAIT_DUMP", "File to which each rank of a layer call that fails appends its error and which tiles wait for which rank; empty writes none.",
+         "a path of at most 4095 bytes", [](std::string_view v, Env& e) { return parse_path(v, e.dump); }, [](const Env& e) { return e.dump; }},
 };
 
 /// The variable's value; an empty one counts as not set.

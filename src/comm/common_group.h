@@ -25,6 +25,7 @@ class CommonGroup final : public Group {
   Status barrier(std::string_view stage) override;
   Result<Exchange> exchange(std::string_view stage, std::span<const std::byte> payload, std::span<const Region> regions) override;
   Result<Region> allocate(int64_t bytes) override;
+  std::optional<Region> find_region(const std::byte* data, int64_t bytes) const override { return window_->find(data, bytes); }
   Status all_to_all_v(const Context& context, std::string_view stage, const Region& own, std::span<const RegionView> regions,
                       std::span<const SendBlock> send, std::span<const RecvBlock> recv) override;
   bool addressable(int peer) const override { return peer >= 0 && peer < size(); }

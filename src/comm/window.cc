@@ -74,6 +74,7 @@ std::optional<Region> Window::allocate_from_free(int64_t bytes) {
   const int64_t need = occupied(bytes);
   RegionRef ref;
   std::byte* data = nullptr;
+  std::shared_ptr<Owner> owner;
   {
     std::lock_guard lock(mutex_);
     auto best = segments_.end();
@@ -88,15 +89,25 @@ std::optional<Region> Window::allocate_from_free(int64_t bytes) {
     if (best == segments_.end()) return std::nullopt;
     const int64_t offset = best->second.free.take(need);
     ref = {rank_, best->first, static_cast<uint64_t>(offset), static_cast<uint64_t>(bytes), static_cast<uint64_t>(rank_) << 48 | next_region_++};
-    live_.emplace(ref.id, Live{best->first, offset, need, 0, true});
     best->second.used += need;
     best->second.idle_exchanges = 0;
     data = best->second.memory->data() + offset;
+    owner.reset(new Owner{shared_from_this(), ref.id});
+    live_.emplace(ref.id, Live{ref, data, need, 0, true, owner});
     in_use_ += need;
     peak_ = std::max(peak_, in_use_);
   }
   unpoison(data, bytes);
-  return Region(data, bytes, ref, std::shared_ptr<Owner>(new Owner{shared_from_this(), ref.id}));
+  return Region(data, bytes, ref, std::move(owner));
+}
+
+std::optional<Region> Window::find(const std::byte* data, int64_t bytes) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, live] : live_) {
+    if (live.data != data || static_cast<int64_t>(live.ref.bytes) < bytes) continue;
+    if (std::shared_ptr<Owner> owner = live.owner.lock()) return Region(live.data, static_cast<int64_t>(live.ref.bytes), live.ref, std::move(owner));
+  }
+  return std::nullopt;
 }
 
 Status Window::grow(int64_t bytes, SegmentStore& store) {
@@ -135,8 +146,7 @@ Status Window::publish(const Region& region, int num_readers, SegmentStore& stor
     std::lock_guard lock(mutex_);
     auto live = live_.find(ref.id);
     auto segment = segments_.find(ref.segment);
-    if (ref.rank != rank_ || live == live_.end() || segment == segments_.end() ||
-        segment->second.memory->data() + live->second.offset != region.data()) {
+    if (ref.rank != rank_ || live == live_.end() || segment == segments_.end() || live->second.data != region.data()) {
       return Status::invalid_argument(
                  fmt::format("the region of {} bytes that rank {} publishes is not from its window of this group", ref.bytes, rank_))
           .at_rank(rank_);
@@ -166,9 +176,9 @@ void Window::free_if_unused(uint64_t id) {
   const Live live = live_.at(id);
   if (live.owned || live.readers > 0) return;
   live_.erase(id);
-  Own& own = segments_.at(live.segment_idx);
-  poison(own.memory->data() + live.offset, live.bytes);
-  own.free.give_back(live.offset, live.bytes);
+  Own& own = segments_.at(live.ref.segment);
+  poison(live.data, live.bytes);
+  own.free.give_back(static_cast<int64_t>(live.ref.offset), live.bytes);
   own.used -= live.bytes;
   in_use_ -= live.bytes;
 }

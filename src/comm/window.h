@@ -37,6 +37,8 @@ class Window : public std::enable_shared_from_this<Window> {
 
   /// A region from memory that is there already, or nothing.
   std::optional<Region> allocate_from_free(int64_t bytes);
+  /// The region that starts at `data`, has at least `bytes` and is still owned; or nothing.
+  std::optional<Region> find(const std::byte* data, int64_t bytes) const;
   /// Makes room for a region of `bytes`: empty segments, all too small, go; a new one comes from the store. Then allocate_from_free() succeeds.
   Status grow(int64_t bytes, SegmentStore& store);
 
@@ -54,12 +56,14 @@ class Window : public std::enable_shared_from_this<Window> {
   void reset_peak();
 
  private:
+  struct Owner;
   struct Live {
-    uint32_t segment_idx;
-    int64_t offset;
+    RegionRef ref;
+    std::byte* data;
     int64_t bytes;  ///< rounded
     int64_t readers;
     bool owned;
+    std::weak_ptr<Owner> owner;
   };
   struct Own {
     std::shared_ptr<Segment> memory;
@@ -68,7 +72,6 @@ class Window : public std::enable_shared_from_this<Window> {
     int64_t idle_exchanges = 0;
     bool announced = false;
   };
-  struct Owner;
   using Segments = std::map<uint32_t, Own>;
 
   void drop_owner(uint64_t id);

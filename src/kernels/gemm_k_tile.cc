@@ -124,8 +124,7 @@ int64_t scratch_floats(const KGroupedGemm& problem, const TileLimits& limits) {
   return limits.block_units * (max_panel_columns + limits.columns) + acc;
 }
 
-void run_tile(const GemmKernels& kernels, const KGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const Tile* /*next*/,
-              float* scratch) {
+void run_tile(const GemmKernels& kernels, const KGroupedGemm& problem, const TileLimits& limits, const Tile& tile, float* scratch) {
   if (problem.counts[static_cast<size_t>(tile.group)] == 0) {
     if (!problem.accumulate) clear_tile(problem, tile);
     return;

@@ -14,7 +14,7 @@ constexpr int64_t bytes_ahead = 8192;
 /// A tile on its way: blocks along k outside, panels of columns inside. A panel is packed while its first rows are multiplied.
 class MTile {
  public:
-  MTile(const GemmPrimitives& primitives, const MGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const Tile* next, float* scratch)
+  MTile(const GemmPrimitives& primitives, const MGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const NextTile* next, float* scratch)
       : primitives_(primitives), problem_(problem), limits_(limits), tile_(tile), next_(next), shape_(primitives, problem.in) {
     panel_ = scratch;
     gathered_ = panel_ + limits.block_units * max_panel_columns;
@@ -45,7 +45,7 @@ class MTile {
       p.load_acc = k > 0;
       p.store_acc = k + block_ < problem_.k;
       for (int64_t column = tile_.col_begin; column < tile_.col_end; column += primitives_.panel_columns) {
-        const PackSource source = contiguous_ ? block(tile_, k, column) : gathered_block(k, column);
+        const PackSource source = contiguous_ ? block(problem_, tile_, k, column) : gathered_block(k, column);
         p.source = &source;
         p.columns = std::min(primitives_.panel_columns, tile_.col_end - column);
         p.acc = acc_ + column - tile_.col_begin;
@@ -75,14 +75,14 @@ class MTile {
   }
 
   /// A panel of the weights from (k, column) on, cut off at the tile's end.
-  PackSource block(const Tile& tile, int64_t k, int64_t column) const {
-    const Weights& w = problem_.weights;
-    const int64_t bytes = size_of(problem_.in);
-    const int64_t num_k = std::min(block_, problem_.k - k);
+  PackSource block(const MGroupedGemm& problem, const Tile& tile, int64_t k, int64_t column) const {
+    const Weights& w = problem.weights;
+    const int64_t bytes = size_of(problem.in);
+    const int64_t num_k = std::min(block_, problem.k - k);
     const int64_t columns = std::min(primitives_.panel_columns, tile.col_end - column);
     const std::byte* data = w.data + (tile.group * w.group_stride + column * w.n_stride) * bytes;
-    if (w.n_stride == 1) return {problem_.in, Rows{data, w.k_stride * bytes, nullptr}, k, num_k, 0, columns, true};
-    return {problem_.in, Rows{data, w.n_stride * bytes, nullptr}, 0, columns, k, num_k, false};
+    if (w.n_stride == 1) return {problem.in, Rows{data, w.k_stride * bytes, nullptr}, k, num_k, 0, columns, true};
+    return {problem.in, Rows{data, w.n_stride * bytes, nullptr}, 0, columns, k, num_k, false};
   }
 
   /// The same from weights without a contiguous axis, copied together.
@@ -111,7 +111,7 @@ class MTile {
   /// Where k runs over rows, the cursor stays a constant distance ahead of the first rows of a product, which read the panel.
   void start_prefetch() {
     if (problem_.weights.n_stride != 1) return;
-    cursor_.now = lines_of(block(tile_, 0, tile_.col_begin));
+    cursor_.now = lines_of(block(problem_, tile_, 0, tile_.col_begin));
     cursor_.fetch(bytes_ahead / line_bytes);
   }
 
@@ -131,9 +131,9 @@ class MTile {
   }
 
   PrefetchCursor::Block lines_after(int64_t k, int64_t column) const {
-    if (column + primitives_.panel_columns < tile_.col_end) return lines_of(block(tile_, k, column + primitives_.panel_columns));
-    if (k + block_ < problem_.k) return lines_of(block(tile_, k + block_, tile_.col_begin));
-    if (next_ != nullptr) return lines_of(block(*next_, 0, next_->col_begin));
+    if (column + primitives_.panel_columns < tile_.col_end) return lines_of(block(problem_, tile_, k, column + primitives_.panel_columns));
+    if (k + block_ < problem_.k) return lines_of(block(problem_, tile_, k + block_, tile_.col_begin));
+    if (next_ != nullptr) return lines_of(block(*next_->problem, next_->tile, 0, next_->tile.col_begin));
     return {};
   }
 
@@ -141,7 +141,7 @@ class MTile {
   const MGroupedGemm& problem_;
   const TileLimits& limits_;
   const Tile& tile_;
-  const Tile* next_;
+  const NextTile* next_;
   UnitShape shape_;
   int64_t block_;  ///< elements along k
   int64_t num_rows_;
@@ -154,7 +154,7 @@ class MTile {
 
 int64_t scratch_floats(const MGroupedGemm& /*problem*/, const TileLimits& limits) { return MTile::scratch_floats(limits); }
 
-void run_tile(const GemmKernels& kernels, const MGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const Tile* next, float* scratch) {
+void run_tile(const GemmKernels& kernels, const MGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const NextTile* next, float* scratch) {
   if (kernels.primitives == nullptr) return reference_m_tile(problem, tile);
   MTile(*kernels.primitives, problem, limits, tile, next, scratch).run();
 }

@@ -10,8 +10,9 @@ namespace plait::kernels {
 int64_t scratch_floats(const MGroupedGemm& problem, const TileLimits& limits);
 int64_t scratch_floats(const KGroupedGemm& problem, const TileLimits& limits);
 
-/// Runs a tile. `next`, where not null, is a tile whose first operands are fetched meanwhile. FloatMode must be set.
-void run_tile(const GemmKernels& kernels, const MGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const Tile* next, float* scratch);
-void run_tile(const GemmKernels& kernels, const KGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const Tile* next, float* scratch);
+/// Runs a tile. `next`, where not null, is a tile whose first weights are fetched meanwhile. FloatMode must be set.
+void run_tile(const GemmKernels& kernels, const MGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const NextTile* next,
+              float* scratch);
+void run_tile(const GemmKernels& kernels, const KGroupedGemm& problem, const TileLimits& limits, const Tile& tile, float* scratch);
 
 }  // namespace plait::kernels

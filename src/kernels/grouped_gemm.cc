@@ -31,6 +31,15 @@ void append_tiles(std::vector<Tile>& tiles, int32_t group, int64_t first_row, in
   }
 }
 
+void run_one(const TileRunner& runner, const MGroupedGemm& problem, const Tile& tile, int worker, const Tile* next) {
+  if (next == nullptr) return runner.run(problem, tile, worker);
+  const NextTile next_tile{&problem, *next};
+  runner.run(problem, tile, worker, &next_tile);
+}
+void run_one(const TileRunner& runner, const KGroupedGemm& problem, const Tile& tile, int worker, const Tile* /*next*/) {
+  runner.run(problem, tile, worker);
+}
+
 template <typename Problem>
 Status run_all(const Context& context, const Problem& problem) {
   const TileLimits limits = tile_limits(problem, context.threads());
@@ -40,7 +49,7 @@ Status run_all(const Context& context, const Problem& problem) {
   PLAIT_ASSIGN_OR_RETURN(TileRunner runner, TileRunner::create(context, problem, limits));
   context.pool().parallel_for(static_cast<int64_t>(tiles.size()), [&](int64_t i, int worker) {
     auto next = static_cast<size_t>(i + context.threads());
-    runner.run(problem, tiles[static_cast<size_t>(i)], worker, next < tiles.size() ? &tiles[next] : nullptr);
+    run_one(runner, problem, tiles[static_cast<size_t>(i)], worker, next < tiles.size() ? &tiles[next] : nullptr);
   });
   return {};
 }
@@ -122,11 +131,11 @@ Result<TileRunner> TileRunner::create(const Context& context, const KGroupedGemm
 
 float* TileRunner::scratch(int worker) const { return reinterpret_cast<float*>(scratch_.get()) + worker * worker_floats_; }
 
-void TileRunner::run(const MGroupedGemm& problem, const Tile& tile, int worker, const Tile* next) const {
+void TileRunner::run(const MGroupedGemm& problem, const Tile& tile, int worker, const NextTile* next) const {
   run_tile(*kernels_, problem, limits_, tile, next, scratch(worker));
 }
-void TileRunner::run(const KGroupedGemm& problem, const Tile& tile, int worker, const Tile* next) const {
-  run_tile(*kernels_, problem, limits_, tile, next, scratch(worker));
+void TileRunner::run(const KGroupedGemm& problem, const Tile& tile, int worker) const {
+  run_tile(*kernels_, problem, limits_, tile, scratch(worker));
 }
 
 Status m_grouped_gemm(const Context& context, const MGroupedGemm& problem) { return run_all(context, problem); }

@@ -90,6 +90,12 @@ TileLimits tile_limits(const KGroupedGemm& problem, int threads);
 std::vector<Tile> make_tiles(const MGroupedGemm& problem, const TileLimits& limits);
 std::vector<Tile> make_tiles(const KGroupedGemm& problem, const TileLimits& limits);
 
+/// A tile that will probably run next on the same worker, of any m-grouped problem with operands of the same type.
+struct NextTile {
+  const MGroupedGemm* problem;
+  Tile tile;
+};
+
 /// Runs tiles on a context's threads. Holds scratch memory for each worker, enough for tiles up to `limits` of problems of the given
 /// shape (types, k, n, counts, strides); the context must outlive it.
 /// Example: PLAIT_ASSIGN_OR_RETURN(TileRunner runner, TileRunner::create(context, problem, limits)); runner.run(problem, tile, worker);
@@ -98,9 +104,9 @@ class TileRunner {
   static Result<TileRunner> create(const Context& context, const MGroupedGemm& problem, const TileLimits& limits);
   static Result<TileRunner> create(const Context& context, const KGroupedGemm& problem, const TileLimits& limits);
   /// Runs one tile as thread `worker` (0 <= worker < context.threads()); FloatMode must be set, as ThreadPool::parallel_for does.
-  /// `next`, where not null, is the tile this worker will probably run after it: its first weights are fetched meanwhile.
-  void run(const MGroupedGemm& problem, const Tile& tile, int worker, const Tile* next = nullptr) const;
-  void run(const KGroupedGemm& problem, const Tile& tile, int worker, const Tile* next = nullptr) const;
+  /// The first weights of `next`, where not null, are fetched meanwhile.
+  void run(const MGroupedGemm& problem, const Tile& tile, int worker, const NextTile* next = nullptr) const;
+  void run(const KGroupedGemm& problem, const Tile& tile, int worker) const;
 
  private:
   static Result<TileRunner> create(const Context& context, int64_t scratch_floats, const TileLimits& limits);

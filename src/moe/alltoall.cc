@@ -58,7 +58,7 @@ Result<Shipment> down(LayerCall& call, const Mlp& experts, const ConstTensorView
   return shipment;
 }
 
-Result<Tensor> forward(LayerCall& call, const ConstTensorView& x, std::span<const int64_t> local_counts, LayerState& state) {
+Result<HomeRows> forward(LayerCall& call, const ConstTensorView& x, std::span<const int64_t> local_counts, LayerState& state) {
   PLAIT_ASSIGN_OR_RETURN(Tensor rows, dispatch(call, x, local_counts, state));
   const Mlp experts = routed_experts(call, state.plan);
   PLAIT_ASSIGN_OR_RETURN(Tensor h, gate_up(call, experts, rows));
@@ -72,7 +72,7 @@ Result<Tensor> forward(LayerCall& call, const ConstTensorView& x, std::span<cons
   PLAIT_ASSIGN_OR_RETURN(const Shipment results, down(call, experts, act));
   act = {};
   PLAIT_ASSIGN_OR_RETURN(Shipment::Delivered home, send_home(call, Stage::combine, results, state.plan));
-  return home[0];
+  return HomeRows{home[0], {}, {}};
 }
 
 /// What a row of the expert side needs in backward, expert major.
@@ -148,11 +148,11 @@ Result<EntryGradients> backward(LayerCall& call, const ConstTensorView& x, const
   PLAIT_ASSIGN_OR_RETURN(ExpertRows rows, dispatch_gradients(call, x, state, dy));
   PLAIT_ASSIGN_OR_RETURN(const Shipment results, experts_backward(call, state.plan, std::move(rows), gradients));
   PLAIT_ASSIGN_OR_RETURN(Shipment::Delivered home, send_home(call, Stage::backward_dispatch, results, state.plan));
-  return EntryGradients{home[0], home[1]};
+  return EntryGradients{{home[0], {}, {}}, home[1]};
 }
 
 /// Everything is home already.
-Status finish(LayerCall&, Stage) { return {}; }
+Status finish(LayerCall&, const RoutingPlan&, Stage) { return {}; }
 
 }  // namespace
 

@@ -2,12 +2,19 @@
 
 #include <vector>
 
+#include "base/status_macros.h"
+#include "moe/automatic.h"
+
 namespace plait::moe {
 
 Result<CountsMatrix> announce_forward(LayerCall& call, std::span<const int64_t> local_counts, std::span<const Region> publish,
                                       PublishedViews& views) {
   StageScope scope(call, Stage::exchange_counts);
-  return exchange_counts(call.group, call.placement(), signature(call, "moe_forward"), local_counts, {}, publish, &views);
+  CallSignature own = signature(call, "moe_forward");
+  tell_times(call, own);
+  PLAIT_ASSIGN_OR_RETURN(CountsMatrix counts, exchange_counts(call.group, call.placement(), own, local_counts, {}, publish, &views));
+  take_times(call, counts);
+  return counts;
 }
 
 Status announce_backward(LayerCall& call, const RoutingPlan& plan, std::span<const Region> publish, PublishedViews& views) {
@@ -18,7 +25,11 @@ Status announce_backward(LayerCall& call, const RoutingPlan& plan, std::span<con
   for (int source = 0; source < place.num_ranks; ++source) {
     for (int64_t j = 0; j < place.experts_per_rank(); ++j) recv.push_back(plan.counts().at(source, place.global(plan.rank(), j)));
   }
-  return exchange_counts(call.group, call.placement(), signature(call, "moe_backward"), send, recv, publish, &views).status();
+  CallSignature own = signature(call, "moe_backward");
+  tell_times(call, own);
+  PLAIT_ASSIGN_OR_RETURN(const CountsMatrix counts, exchange_counts(call.group, call.placement(), own, send, recv, publish, &views));
+  take_times(call, counts);
+  return {};
 }
 
 }  // namespace plait::moe

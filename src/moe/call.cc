@@ -5,20 +5,19 @@
 #include <string>
 #include <utility>
 
+#include "routing/fused_call.h"
+
 namespace plait::moe {
 
-Status stop_group(const LayerCall& call, Status status) {
-  if (status.rank() < 0) status = Status(std::move(status).at_rank(call.group.rank()));
-  if (status.stage().empty()) status = Status(std::move(status).in_stage(name(call.stage)));
-  call.group.abort(status);
-  return status;
+Status stop_group(const LayerCall& call, std::string_view operation, Status status) {
+  return plait::stop_group(call.group, operation, call.stage, call.unfinished, std::move(status));
 }
 
 CallSignature signature(const LayerCall& call, std::string_view operation) {
   const LayerConfig& config = call.config;
   CallSignature s;
   s.operation = operation;
-  s.dispatcher = name(config.dispatcher);
+  s.dispatcher = name(call.dispatcher);
   s.dtype = config.dtype;
   s.num_experts = config.router.num_experts;
   s.k = config.router.top_k;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "plait/counters.h"
@@ -15,7 +16,10 @@ struct LayerCall {
   Group& group;
   const LayerConfig& config;
   const LayerWeights& weights;
-  Stage stage = Stage::other;  ///< for messages: where a failure happened
+  Dispatcher dispatcher = config.dispatcher;  ///< auto is resolved before anything runs
+  std::string kind = {};                      ///< what the counts say about the call, for the times that auto learns from
+  Stage stage = Stage::other;                 ///< for messages: where a failure happened
+  std::string unfinished = {};                ///< after a failure of a fused dispatcher: which tile waits for which rank
 
   ExpertPlacement placement() const { return {config.router.num_experts, group.size()}; }
   int64_t hidden_columns() const { return config.activation.hidden_columns(config.intermediate); }
@@ -30,8 +34,9 @@ class StageScope {
   Zone zone_;
 };
 
-/// The status with this rank and the running stage where it names none; stops the group, so that no peer waits for this rank.
-Status stop_group(const LayerCall& call, Status status);
+/// The status with this rank and the running stage where it names none; stops the group, so that no peer waits for this rank, and dumps
+/// the state where PLAIT_DUMP asks for it.
+Status stop_group(const LayerCall& call, std::string_view operation, Status status);
 
 /// What all ranks must agree on in this call.
 CallSignature signature(const LayerCall& call, std::string_view operation);

@@ -96,7 +96,7 @@ Status check_state(const LayerCall& call, const ConstTensorView& x, const LayerS
     return Status::invalid_argument(fmt::format("layer: the forward state is of rank {} of {}, this is rank {} of {}", state.plan.rank(),
                                                 state.plan.placement().num_ranks, call.group.rank(), call.group.size()));
   }
-  if (state.dispatcher != call.config.dispatcher) {
+  if (call.config.dispatcher != Dispatcher::automatic && state.dispatcher != call.config.dispatcher) {
     return Status::invalid_argument(fmt::format("layer: the forward call ran with dispatcher {}, backward is asked for {}; use the same in both",
                                                 name(state.dispatcher), name(call.config.dispatcher)));
   }

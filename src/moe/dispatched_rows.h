@@ -2,6 +2,7 @@
 /// What a fused forward keeps for backward of the rows that it read in place, and how they are found again.
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "moe/call.h"
@@ -9,6 +10,8 @@
 #include "routing/window_buffer.h"
 
 namespace plait::moe {
+
+struct GatheredTokens;
 
 /// Rows of tokens, (T,H) on every rank, that peers read where they lie.
 struct TokenRows {
@@ -22,9 +25,10 @@ struct TokenRows {
 
 /// The entries that arrived at this rank's experts, expert major.
 struct DispatchedRows {
-  Tensor tokens;   ///< (A) i32: which row of its source's tokens
-  Tensor weights;  ///< (A,1) f32
-  TokenRows x;     ///< empty with recompute
+  Tensor tokens;                                   ///< (A) i32: which row of its source's tokens
+  Tensor weights;                                  ///< (A,1) f32
+  TokenRows x;                                     ///< empty with recompute
+  std::shared_ptr<const GatheredTokens> gathered;  ///< allgather only
 
   /// Places of the entries' rows. `own` is what this rank gave to write().
   RowSource find(const LayerCall& call, const RoutingPlan& plan, const TokenRows& rows, const ConstTensorView& own) const;

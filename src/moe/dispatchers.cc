@@ -19,9 +19,9 @@ struct DispatcherEntry {
 constexpr std::array<DispatcherEntry, 5> entries = {{
     {Dispatcher::eager, "eager", &moe::alltoall_path},
     {Dispatcher::alltoall, "alltoall", &moe::alltoall_path},
-    {Dispatcher::allgather, "allgather", nullptr},
+    {Dispatcher::allgather, "allgather", &moe::allgather_path},
     {Dispatcher::mc2, "mc2", &moe::mc2_path},
-    {Dispatcher::automatic, "auto", nullptr},
+    {Dispatcher::automatic, "auto", &moe::mc2_path},  // resolved before a path is asked for
 }};
 
 std::string list_names(bool only_available) {

@@ -5,28 +5,31 @@
 #include <span>
 
 #include "moe/call.h"
+#include "moe/home_rows.h"
 
 namespace plait::moe {
 
-/// Gradients at the home rank, one row per entry, in the order of state.position.
+/// Gradients at the home rank.
 struct EntryGradients {
-  Tensor dx;        ///< (B,H)
-  Tensor dweights;  ///< (B,1) f32
+  HomeRows dx;
+  Tensor dweights;  ///< (B,1) f32, one per entry in the order of state.position
 };
 
 /// A strategy for the expert part. All functions are collective.
 struct ExpertPath {
-  /// Experts' rows (B,H) of this rank's entries, in the order of state.position. `local_counts` (E): entries per expert. Fills
-  /// state.plan and what backward needs.
-  Result<Tensor> (*forward)(LayerCall& call, const ConstTensorView& x, std::span<const int64_t> local_counts, LayerState& state);
+  /// The experts' rows of this rank's entries. `local_counts` (E): entries per expert. Fills state.plan and what backward needs.
+  Result<HomeRows> (*forward)(LayerCall& call, const ConstTensorView& x, std::span<const int64_t> local_counts, LayerState& state);
   /// From dy (T,H), unscaled, to the entries' gradients; writes the gradients of this rank's experts.
   Result<EntryGradients> (*backward)(LayerCall& call, const ConstTensorView& x, const LayerState& state, const ConstTensorView& dy,
                                      const LayerGradients& gradients);
   /// The rows that forward or backward returned may be incomplete until this has returned: work that needs no peer comes before it.
-  Status (*finish)(LayerCall& call, Stage stage);
+  Status (*finish)(LayerCall& call, const RoutingPlan& plan, Stage stage);
 };
 
-extern const ExpertPath alltoall_path, mc2_path;
+extern const ExpertPath alltoall_path, allgather_path, mc2_path;
+
+/// `finish` of the fused dispatchers: every peer has written the rows that this rank waits for.
+Status await_results(LayerCall& call, const RoutingPlan& plan, Stage stage);
 
 /// The strategy of a dispatcher. Error: unavailable, naming those that this build has.
 Result<const ExpertPath*> expert_path(Dispatcher dispatcher);

@@ -51,18 +51,17 @@ Result<BackwardTiles> BackwardTiles::create(LayerCall& call, const RoutingPlan& 
                       dh = gmm_layout::rows_of(ConstTensorView(rows.dh));
   BackwardTiles tiles(call, plan, rows);
   if (call.config.recompute) {
-    PLAIT_ASSIGN_OR_RETURN(tiles.hidden_,
-                           MatmulTiles::create(context, {rows.x.rows(), w.gate_up, w.gate_up_bias, gmm_layout::rows_of(rows.h), counts}));
+    PLAIT_ASSIGN_OR_RETURN(tiles.hidden_, MatmulTiles::create(context, {rows.x, w.gate_up, w.gate_up_bias, gmm_layout::rows_of(rows.h), counts}));
   }
-  PLAIT_ASSIGN_OR_RETURN(tiles.g_, MatmulTiles::create(context, {rows.dy.rows(), w.down.transposed(1, 2), {}, gmm_layout::rows_of(rows.g), counts}));
-  PLAIT_ASSIGN_OR_RETURN(tiles.dx_, MatmulTiles::create(context, {dh, w.gate_up.transposed(1, 2), {}, rows.dx.rows(), counts}));
+  PLAIT_ASSIGN_OR_RETURN(tiles.g_, MatmulTiles::create(context, {rows.dy, w.down.transposed(1, 2), {}, gmm_layout::rows_of(rows.g), counts}));
+  PLAIT_ASSIGN_OR_RETURN(tiles.dx_, MatmulTiles::create(context, {dh, w.gate_up.transposed(1, 2), {}, rows.dx, counts}));
   if (gradients.down.defined()) {
-    PLAIT_ASSIGN_OR_RETURN(
-        tiles.down_, WeightGradientTiles::create(context, {g, rows.dy.rows(), call.config.dtype, gradients.down, gradients.accumulate, counts}));
+    PLAIT_ASSIGN_OR_RETURN(tiles.down_,
+                           WeightGradientTiles::create(context, {g, rows.dy, call.config.dtype, gradients.down, gradients.accumulate, counts}));
   }
   if (gradients.gate_up.defined()) {
-    PLAIT_ASSIGN_OR_RETURN(tiles.gate_up_, WeightGradientTiles::create(
-                                               context, {rows.x.rows(), dh, call.config.dtype, gradients.gate_up, gradients.accumulate, counts}));
+    PLAIT_ASSIGN_OR_RETURN(tiles.gate_up_,
+                           WeightGradientTiles::create(context, {rows.x, dh, call.config.dtype, gradients.gate_up, gradients.accumulate, counts}));
   }
   tiles.activation_.emplace(ActivationRows{.context = context,
                                            .activation = call.config.activation,
@@ -71,9 +70,9 @@ Result<BackwardTiles> BackwardTiles::create(LayerCall& call, const RoutingPlan& 
                                            .down_bias = w.down_bias,
                                            .h = h,
                                            .g = g,
-                                           .dy = rows.dy.rows(),
+                                           .dy = rows.dy,
                                            .weights = rows.weights,
-                                           .dweights = rows.dweights.rows(),
+                                           .dweights = rows.dweights,
                                            .wants_dweights = true,
                                            .dh = gmm_layout::rows_of(rows.dh),
                                            .act_w = gmm_layout::rows_of(rows.g)});
@@ -85,10 +84,10 @@ Result<BackwardTiles> BackwardTiles::create(LayerCall& call, const RoutingPlan& 
 void BackwardTiles::add_blocks(TileScheduler& scheduler, int results, const std::vector<int>& expert_gates) {
   for (const ExpertBlock& block : blocks_) {
     TileChain chain = chain_of(plan_, block);
-    if (hidden_) chain.add_step(Stage::gate_up, hidden_->num_tiles());
-    chain.add_step(Stage::backward_down, g_->num_tiles());
+    if (hidden_) chain.add_step(Stage::gate_up, hidden_->num_tasks());
+    chain.add_step(Stage::backward_down, g_->num_tasks());
     chain.add_step(Stage::backward_activation, RowPieces(block, call_.context.threads()).count());
-    chain.add_step(Stage::backward_gate_up, dx_->num_tiles());
+    chain.add_step(Stage::backward_gate_up, dx_->num_tasks());
     chain.leads = {{{results, activation_step() + 1}, {expert_gates[static_cast<size_t>(block.local_expert)], activation_step()}}};
     scheduler.add(std::move(chain));
   }
@@ -99,7 +98,7 @@ void BackwardTiles::add_weight_gradients(TileScheduler& scheduler, const std::ve
     for (const std::optional<WeightGradientTiles>* tiles : {&down_, &gate_up_}) {
       if (!tiles->has_value()) continue;
       TileChain chain;
-      chain.add_step(Stage::weight_gradient, (*tiles)->num_tiles(j));
+      chain.add_step(Stage::weight_gradient, (*tiles)->num_tasks(j));
       chain.behind = expert_gates[static_cast<size_t>(j)];
       chain.filler = true;
       chain.expert = static_cast<int32_t>(plan_.placement().global(plan_.rank(), j));
@@ -111,18 +110,20 @@ void BackwardTiles::add_weight_gradients(TileScheduler& scheduler, const std::ve
 }
 
 void BackwardTiles::run_block_tile(const TileScheduler::TileAt& at) const {
-  const ExpertBlock& block = blocks_[static_cast<size_t>(at.chain)];
+  const auto number = static_cast<size_t>(at.chain);
+  const ExpertBlock& block = blocks_[number];
+  const ExpertBlock& next = blocks_[std::min(number + 1, blocks_.size() - 1)];
   const int step = at.step - (activation_step() - 1);  // -1: h again, 0: g, 1: activation, 2: dx
-  if (step == -1) return hidden_->run(block, at.tile, at.worker);
-  if (step == 0) return g_->run(block, at.tile, at.worker);
-  if (step == 2) return dx_->run(block, at.tile, at.worker);
+  if (step == -1) return run_before(*hidden_, block, at, *g_, block);
+  if (step == 0) return run_before(*g_, block, at, *dx_, block);
+  if (step == 2) return run_before(*dx_, block, at, hidden_ ? *hidden_ : *g_, next);
   const RowPieces pieces(block, call_.context.threads());
   activation_->run(pieces.begin(at.tile), pieces.end(at.tile), block.local_expert, scratch_.get() + at.worker * activation_->scratch_bytes());
 }
 
 Status BackwardTiles::run(const FusedSignals& signals) {
   TileScheduler scheduler;
-  const int results = scheduler.add_gate([&] { return call_.group.signal(results_there, signals.results); });
+  const int results = scheduler.add_gate([&] { return signals.results == 0 ? Status() : call_.group.signal(results_there, signals.results); });
   std::vector<int> expert_gates;
   for (int64_t j = 0; j < plan_.placement().experts_per_rank(); ++j) expert_gates.push_back(scheduler.add_gate());
   add_blocks(scheduler, results, expert_gates);
@@ -139,7 +140,7 @@ Status BackwardTiles::run(const FusedSignals& signals) {
 Status bias_gradients(LayerCall& call, const RoutingPlan& plan, const FusedBackward& rows, const LayerGradients& gradients) {
   StageScope scope(call, Stage::weight_gradient);
   if (gradients.down_bias.defined()) {
-    PLAIT_RETURN_IF_ERROR(scaled_row_sums(call.context, rows.dy.rows(), call.config.dtype, rows.weights, plan.expert_rows(), AbsentRows::skip,
+    PLAIT_RETURN_IF_ERROR(scaled_row_sums(call.context, rows.dy, call.config.dtype, rows.weights, plan.expert_rows(), AbsentRows::skip,
                                           gradients.down_bias, gradients.accumulate));
   }
   if (!gradients.gate_up_bias.defined()) return {};
@@ -152,11 +153,6 @@ Status run_tiles(LayerCall& call, const RoutingPlan& plan, const FusedBackward& 
   PLAIT_ASSIGN_OR_RETURN(BackwardTiles tiles, BackwardTiles::create(call, plan, rows, gradients));
   PLAIT_RETURN_IF_ERROR(tiles.run(signals));
   return bias_gradients(call, plan, rows, gradients);
-}
-
-Status run_scheduler(LayerCall& call, TileScheduler& scheduler, const FusedSignals& signals, const TileScheduler::RunTile& run_tile) {
-  call.stage = signals.rows.stage;
-  return scheduler.run(call.context, call.group, signals.rows, run_tile);
 }
 
 }  // namespace plait::moe

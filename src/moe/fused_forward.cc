@@ -25,28 +25,28 @@ Status run_tiles(LayerCall& call, const RoutingPlan& plan, const FusedForward& r
   PLAIT_ASSIGN_OR_RETURN(
       const MatmulTiles gate_up,
       MatmulTiles::create(
-          context,
-          {.x = rows.x.rows(), .weight = w.gate_up, .bias = w.gate_up_bias, .y = gmm_layout::rows_of(rows.h), .counts = plan.expert_rows()}));
+          context, {.x = rows.x, .weight = w.gate_up, .bias = w.gate_up_bias, .y = gmm_layout::rows_of(rows.h), .counts = plan.expert_rows()}));
   PLAIT_ASSIGN_OR_RETURN(const MatmulTiles down, MatmulTiles::create(context, {.x = gmm_layout::rows_of(ConstTensorView(act.view)),
                                                                                .weight = w.down,
                                                                                .bias = w.down_bias,
-                                                                               .y = rows.results.rows(),
+                                                                               .y = rows.results,
                                                                                .counts = plan.expert_rows()}));
   const std::vector<ExpertBlock> blocks = make_expert_blocks(plan, gate_up.max_rows());
   TileScheduler scheduler;
-  const int results = scheduler.add_gate([&] { return call.group.signal(results_there, signals.results); });
+  const int results = scheduler.add_gate([&] { return signals.results == 0 ? Status() : call.group.signal(results_there, signals.results); });
   for (const ExpertBlock& block : blocks) {
     TileChain chain = chain_of(plan, block);
-    chain.add_step(Stage::gate_up, gate_up.num_tiles());
+    chain.add_step(Stage::gate_up, gate_up.num_tasks());
     chain.add_step(Stage::activation, RowPieces(block, context.threads()).count());
-    chain.add_step(Stage::down, down.num_tiles());
+    chain.add_step(Stage::down, down.num_tasks());
     chain.leads[0] = {results, down_step};
     scheduler.add(std::move(chain));
   }
   return run_scheduler(call, scheduler, signals, [&](const TileScheduler::TileAt& at) {
-    const ExpertBlock& block = blocks[static_cast<size_t>(at.chain)];
-    if (at.step == gate_up_step) return gate_up.run(block, at.tile, at.worker);
-    if (at.step == down_step) return down.run(block, at.tile, at.worker);
+    const auto number = static_cast<size_t>(at.chain);
+    const ExpertBlock& block = blocks[number];
+    if (at.step == gate_up_step) return run_before(gate_up, block, at, down, block);
+    if (at.step == down_step) return run_before(down, block, at, gate_up, blocks[std::min(number + 1, blocks.size() - 1)]);
     const RowPieces pieces(block, context.threads());
     activate(call, rows.h, act, pieces.begin(at.tile), pieces.end(at.tile));
   });

@@ -5,29 +5,23 @@
 #include <cstdint>
 
 #include "moe/call.h"
+#include "routing/fused_call.h"
 #include "routing/row_access.h"
-#include "routing/tile_scheduler.h"
 
 namespace plait::moe {
 
-/// How peers are told and asked: `rows` says when a rank's rows may be read; `results` is raised once all result rows are written.
-struct FusedSignals {
-  Arrival rows;
-  uint64_t results = 0;
-};
-
 /// x rows -> h -> act -> result rows.
 struct FusedForward {
-  RowSource x;
-  RowSink results;
+  kernels::Rows x;
+  kernels::MutableRows results;
   TensorView h;  ///< (A,2I)
 };
 Status run_tiles(LayerCall& call, const RoutingPlan& plan, const FusedForward& rows, const FusedSignals& signals);
 
 /// dy rows -> g -> dh, act_w, dweights -> dx rows; then the weight gradients, while the dx rows' readers go on.
 struct FusedBackward {
-  RowSource x, dy;
-  RowSink dx, dweights;
+  kernels::Rows x, dy;
+  kernels::MutableRows dx, dweights;
   const float* weights = nullptr;  ///< (A)
   TensorView h;                    ///< (A,2I): given, or with recompute room for it
   TensorView g;                    ///< (A,I): room; holds act_w in the end

@@ -67,27 +67,7 @@ RowSink results_at(const LayerCall& call, const RoutingPlan& plan, const WindowB
       plan, rank_rows(own, views, plan.rank(), row_bytes, [&](int rank) { return result_layout(call, plan.num_send_rows(rank)).offset(section); }));
 }
 
-/// Counts what crosses between ranks, read in place or written in place: per entry `bytes_out` to its expert and `bytes_home` back. A rank's
-/// own rows never leave it.
-void count_rows(const LayerCall& call, const RoutingPlan& plan, int64_t bytes_out, int64_t bytes_home) {
-  int64_t own = 0;
-  for_each_rank_block(plan, [&](const RankBlock& block) { own += block.source == plan.rank() ? block.num_rows : 0; });
-  const int64_t away = plan.num_send_rows() - own, guests = plan.num_recv_rows() - own;
-  Recorder& recorder = call.context.recorder();
-  recorder.add(Counter::rows_sent, away + guests);
-  recorder.add(Counter::rows_received, away + guests);
-  recorder.add(Counter::bytes_sent, away * bytes_out + guests * bytes_home);
-  recorder.add(Counter::bytes_received, guests * bytes_out + away * bytes_home);
-}
-
-/// Tells the peers that this rank's rows are there, and how its tiles see theirs and report results.
-Result<FusedSignals> tell_rows_there(LayerCall& call, Stage stage) {
-  const FusedSignals signals{{rows_there, next_value(call.group, rows_there), stage}, next_value(call.group, results_there)};
-  PLAIT_RETURN_IF_ERROR(call.group.signal(rows_there, signals.rows.value));
-  return signals;
-}
-
-Result<Tensor> forward(LayerCall& call, const ConstTensorView& x, std::span<const int64_t> local_counts, LayerState& state) {
+Result<HomeRows> forward(LayerCall& call, const ConstTensorView& x, std::span<const int64_t> local_counts, LayerState& state) {
   const int64_t num_entries = std::accumulate(local_counts.begin(), local_counts.end(), int64_t{0});
   DispatchedRows dispatched;
   PLAIT_ASSIGN_OR_RETURN(const WindowBuffer entries, write_entries(call, state, num_entries));
@@ -99,21 +79,23 @@ Result<Tensor> forward(LayerCall& call, const ConstTensorView& x, std::span<cons
   state.plan = RoutingPlan(std::move(counts), call.group.rank());
   dispatched.x.write(call, x);
   dispatched.x.views = std::move(views[1]);
-  PLAIT_ASSIGN_OR_RETURN(const FusedSignals signals, tell_rows_there(call, Stage::dispatch));
+  PLAIT_ASSIGN_OR_RETURN(const FusedSignals signals, tell_rows_there(call.group, Stage::dispatch));
   PLAIT_RETURN_IF_ERROR(read_entries(call, state.plan, entries, views[0], dispatched));
 
   PLAIT_ASSIGN_OR_RETURN(const Tensor h, call.context.empty(call.config.dtype, {state.plan.num_recv_rows(), call.hidden_columns()}));
-  const FusedForward rows{dispatched.find(call, state.plan, dispatched.x, x), results_at(call, state.plan, results, views[2], 0), h};
+  const RowSource x_rows = dispatched.find(call, state.plan, dispatched.x, x);
+  const RowSink result_rows = results_at(call, state.plan, results, views[2], 0);
+  const FusedForward rows{x_rows.rows(), result_rows.rows(), h};
   PLAIT_RETURN_IF_ERROR(run_tiles(call, state.plan, rows, signals));
   const int64_t row_bytes = x.shape[1] * size_of(x.dtype);
-  count_rows(call, state.plan, row_bytes + entry_bytes, row_bytes);
+  count_crossing_rows(call.context.recorder(), state.plan, row_bytes + entry_bytes, row_bytes);
   if (call.config.recompute) {
     dispatched.x = {};
   } else {
     state.h = h;
   }
   state.dispatched = std::make_shared<const DispatchedRows>(std::move(dispatched));
-  return results.tensor(0, call.config.dtype, {num_entries, call.config.hidden});
+  return HomeRows{results.tensor(0, call.config.dtype, {num_entries, call.config.hidden}), {}, {}};
 }
 
 Result<EntryGradients> backward(LayerCall& call, const ConstTensorView& x, const LayerState& state, const ConstTensorView& dy,
@@ -138,14 +120,16 @@ Result<EntryGradients> backward(LayerCall& call, const ConstTensorView& x, const
     x_rows.write(call, x);
     x_rows.views = std::move(views[2]);
   }
-  PLAIT_ASSIGN_OR_RETURN(const FusedSignals signals, tell_rows_there(call, Stage::backward_combine));
+  PLAIT_ASSIGN_OR_RETURN(const FusedSignals signals, tell_rows_there(call.group, Stage::backward_combine));
 
   const int64_t num_rows = plan.num_recv_rows();
   FusedBackward rows;
-  rows.x = state.dispatched->find(call, plan, x_rows, x);
-  rows.dy = state.dispatched->find(call, plan, dy_rows, dy);
-  rows.dx = results_at(call, plan, results, views[1], 0);
-  rows.dweights = results_at(call, plan, results, views[1], 1);
+  const RowSource x_source = state.dispatched->find(call, plan, x_rows, x), dy_source = state.dispatched->find(call, plan, dy_rows, dy);
+  const RowSink dx_sink = results_at(call, plan, results, views[1], 0), dweights_sink = results_at(call, plan, results, views[1], 1);
+  rows.x = x_source.rows();
+  rows.dy = dy_source.rows();
+  rows.dx = dx_sink.rows();
+  rows.dweights = dweights_sink.rows();
   rows.weights = state.dispatched->weights.as<float>();
   PLAIT_ASSIGN_OR_RETURN(const Tensor g, context.empty(config.dtype, {num_rows, config.intermediate}));
   PLAIT_ASSIGN_OR_RETURN(const Tensor dh, context.empty(config.dtype, {num_rows, call.hidden_columns()}));
@@ -158,24 +142,13 @@ Result<EntryGradients> backward(LayerCall& call, const ConstTensorView& x, const
   rows.dh = dh;
   PLAIT_RETURN_IF_ERROR(run_tiles(call, plan, rows, gradients, signals));
   const int64_t row_bytes = dy.shape[1] * size_of(dy.dtype);
-  count_rows(call, plan, config.recompute ? 2 * row_bytes : row_bytes, row_bytes + int64_t{sizeof(float)});
-  return EntryGradients{results.tensor(layout.offset(0), config.dtype, {num_entries, config.hidden}),
+  count_crossing_rows(call.context.recorder(), plan, config.recompute ? 2 * row_bytes : row_bytes, row_bytes + int64_t{sizeof(float)});
+  return EntryGradients{{results.tensor(layout.offset(0), config.dtype, {num_entries, config.hidden}), {}, {}},
                         results.tensor(layout.offset(1), DType::f32, {num_entries, 1})};
-}
-
-/// Every peer has written the rows that this rank waits for.
-Status finish(LayerCall& call, Stage stage) {
-  StageScope scope(call, stage);
-  const uint64_t value = call.group.signal_value(call.group.rank(), results_there);
-  for (int i = 1; i < call.group.size(); ++i) {
-    const int peer = (call.group.rank() + i) % call.group.size();
-    PLAIT_RETURN_IF_ERROR(call.group.wait(peer, results_there, value, name(stage)));
-  }
-  return {};
 }
 
 }  // namespace
 
-const ExpertPath mc2_path = {forward, backward, finish};
+const ExpertPath mc2_path = {forward, backward, await_results};
 
 }  // namespace plait::moe

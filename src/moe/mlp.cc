@@ -35,7 +35,7 @@ Status Mlp::hidden_backward(const ConstTensorView& dh, const TensorView& dx) con
 Mlp routed_experts(const LayerCall& call, const RoutingPlan& plan) {
   const LayerWeights& w = call.weights;
   GroupedMatmulOptions options;
-  options.fused = call.config.dispatcher != Dispatcher::eager;
+  options.fused = call.dispatcher != Dispatcher::eager;
   return {call.context, call.config.activation, w.gate_up, w.gate_up_bias, w.down, w.down_bias, plan.expert_rows(), options};
 }
 

@@ -16,21 +16,9 @@ struct TokenSum {
   std::vector<TreeTerm> terms;
 };
 
-/// The token's entries as terms of the tree: weighted, or plain. Entries that took no part and those of weight 0 are absent.
-void entry_terms(const LayerState& state, const ConstTensorView& rows, int64_t token, bool weighted, std::vector<TreeTerm>& terms) {
-  const int64_t k = state.ids.view.shape[1];
-  terms.clear();
-  for (int64_t i = token * k; i < (token + 1) * k; ++i) {
-    const int32_t position = state.position.as<int32_t>()[i];
-    const float weight = state.weights.as<float>()[i];
-    if (position < 0 || kernels::is_absent(weight)) continue;
-    terms.push_back({.expert = state.ids.as<int32_t>()[i], .row = rows.at(position), .type = rows.dtype, .weighted = weighted, .weight = weight});
-  }
-}
-
 /// out[t] = the tree over the token's entries, then what `add_rows(t, steps)` adds; rounded once.
 template <typename AddRows>
-Status sum_tokens(LayerCall& call, const LayerState& state, const ConstTensorView& rows, bool weighted, const TensorView& out, AddRows add_rows) {
+Status sum_tokens(LayerCall& call, const LayerState& state, const HomeRows& rows, bool weighted, const TensorView& out, AddRows add_rows) {
   StageScope scope(call, Stage::weighted_sum);
   const Context& context = call.context;
   PLAIT_ASSIGN_OR_RETURN(const DenseOutput dense, DenseOutput::make(context, out));
@@ -39,7 +27,7 @@ Status sum_tokens(LayerCall& call, const LayerState& state, const ConstTensorVie
   for_blocks(context, out.shape[0], token_bytes, [&](int64_t begin, int64_t end, int worker) {
     auto& [steps, terms] = threads[static_cast<size_t>(worker)];
     for (int64_t t = begin; t < end; ++t) {
-      entry_terms(state, rows, t, weighted, terms);
+      rows.terms(state, t, weighted, terms);
       steps.clear();
       steps.add_tree(terms, call.config.router.num_experts);
       add_rows(t, steps);
@@ -54,7 +42,7 @@ TreeTerm plain_row(const ConstTensorView& rows, int64_t t) { return {.row = rows
 
 }  // namespace
 
-Status weighted_sum(LayerCall& call, const LayerState& state, const ConstTensorView& rows, const ConstTensorView& shared, const TensorView& y) {
+Status weighted_sum(LayerCall& call, const LayerState& state, const HomeRows& rows, const ConstTensorView& shared, const TensorView& y) {
   return sum_tokens(call, state, rows, true, y, [&](int64_t t, RowSum& steps) {
     TreeTerm term = plain_row(shared, t);
     term.weighted = state.shared_scale.defined();
@@ -63,7 +51,7 @@ Status weighted_sum(LayerCall& call, const LayerState& state, const ConstTensorV
   });
 }
 
-Status sum_input_gradients(LayerCall& call, const LayerState& state, const ConstTensorView& rows, const ConstTensorView& dx_router,
+Status sum_input_gradients(LayerCall& call, const LayerState& state, const HomeRows& rows, const ConstTensorView& dx_router,
                            const ConstTensorView& dx_shared, const TensorView& dx) {
   return sum_tokens(call, state, rows, false, dx, [&](int64_t t, RowSum& steps) {
     steps.add_row(plain_row(dx_router, t));

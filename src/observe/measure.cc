@@ -9,6 +9,7 @@
 
 #include "base/arena.h"
 #include "base/status_macros.h"
+#include "observe/replay_group.h"
 #include "plait/counters.h"
 #include "plait/env.h"
 #include "routing/row_blocks.h"
@@ -31,8 +32,37 @@ void take_stages(const Recorder& recorder, StepSample& sample) {
   sample.gmm = sum_stages(recorder, {Stage::gate_up, Stage::down, Stage::backward_gate_up, Stage::backward_down, Stage::weight_gradient});
   sample.permute = sum_stages(recorder, {Stage::permute, Stage::weighted_sum});
   sample.host = std::max(0.0, sample.step - sample.comm - sample.gmm - sample.permute);
-  sample.compute = std::max(0.0, sample.step - sample.comm);
 }
+
+Status run_step(LayerRun& run, Dispatcher dispatcher, bool backward) {
+  PLAIT_RETURN_IF_ERROR(run.forward(dispatcher));
+  return backward ? run.backward() : Status();
+}
+
+/// Lets the record go and brings the releases of its regions to their owners: the next step's peak of window memory must not have them.
+Status drop_record(LayerRun& run, ReplayGroup& record) {
+  int64_t num_views = record.num_views();
+  run.drop_state();
+  record.clear();
+  do {  // a barrier carries the releases of at least two regions of each rank
+    PLAIT_RETURN_IF_ERROR(run.group().barrier("measurement"));
+    num_views -= 2 * int64_t{run.group().size()};
+  } while (num_views > 0);
+  return {};
+}
+
+/// The calls of a run go through another group for a while.
+class GroupScope {
+ public:
+  GroupScope(LayerRun& run, Group& group) : run_(run), before_(run.group()) { run.set_group(group); }
+  ~GroupScope() { run_.set_group(before_); }
+  GroupScope(const GroupScope&) = delete;
+  GroupScope& operator=(const GroupScope&) = delete;
+
+ private:
+  LayerRun& run_;
+  Group& before_;
+};
 
 /// One direction: rows to the experts together with the exchange of counts, or rows home.
 Status move_rows(LayerRun& run, const RoutingPlan& plan, bool home) {
@@ -125,11 +155,33 @@ Result<StepSample> measure_step(LayerRun& run, Dispatcher dispatcher, bool backw
   sample.forward = milliseconds(middle - begin);
   sample.backward = milliseconds(end - middle);
   take_stages(recorder, sample);
+  sample.ran = run.state().dispatcher;
   sample.bytes_sent = recorder.value(Counter::bytes_sent);
   sample.peak_bytes = run.context().arena().peak_bytes() + group.peak_window_bytes();
   sample.resident_bytes = resident_bytes();
   PLAIT_RETURN_IF_ERROR(group.barrier("measurement"));
   return sample;
+}
+
+Result<double> measure_compute(LayerRun& run, Dispatcher dispatcher, bool backward) {
+  Group& group = run.group();
+  Recorder& recorder = run.context().recorder();
+  ReplayGroup record(group);
+  double ms = 0;
+  {
+    GroupScope scope(run, record);
+    PLAIT_RETURN_IF_ERROR(run_step(run, dispatcher, backward));
+    run.drop_state();
+    record.replay();
+    PLAIT_RETURN_IF_ERROR(group.barrier("measurement"));
+    recorder.reset();
+    int64_t begin = now_ns();
+    PLAIT_RETURN_IF_ERROR(run_step(run, dispatcher, backward));
+    ms = milliseconds(now_ns() - begin);
+    PLAIT_RETURN_IF_ERROR(record.finished());
+  }
+  PLAIT_RETURN_IF_ERROR(drop_record(run, record));
+  return std::max(0.0, ms - sum_stages(recorder, {Stage::permute}));
 }
 
 Result<double> measure_exchange(LayerRun& run, const RoutingPlan& plan, bool backward) {

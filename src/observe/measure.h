@@ -34,6 +34,8 @@ class LayerRun {
 
   const Context& context() const { return *context_; }
   Group& group() const { return *group_; }
+  /// The next calls go through `group`, which wraps that of create().
+  void set_group(Group& group) { group_ = &group; }
   const LayerConfig& config() const { return config_; }
   const CaseInputs& inputs() const { return inputs_; }
   const LayerState& state() const { return state_; }
@@ -51,14 +53,20 @@ class LayerRun {
   LayerState state_;
 };
 
-/// The figures of one step on one rank, in ms and bytes.
+/// The figures of one step on one rank, in ms and bytes; `compute` is measure_compute()'s.
 struct StepSample {
   double step = 0, forward = 0, backward = 0, comm = 0, dispatch = 0, combine = 0, gmm = 0, permute = 0, host = 0, compute = 0;
   int64_t bytes_sent = 0, peak_bytes = 0, resident_bytes = 0;
+  Dispatcher ran = Dispatcher::alltoall;  ///< the strategy that the step used, where another may be chosen than asked for
 };
 
 /// Runs forward and, where asked for, backward between two barriers. Collective.
 Result<StepSample> measure_step(LayerRun& run, Dispatcher dispatcher, bool backward);
+
+/// The computation of a step alone, in ms: a step is recorded, then all ranks run it again at the same time with the recorded rows of their
+/// peers, without waiting and without the dispatcher's copies. Both steps must make the same calls: `dispatcher` is one that does not choose
+/// anew, StepSample::ran. Collective.
+Result<double> measure_compute(LayerRun& run, Dispatcher dispatcher, bool backward);
 
 /// The exchange of the step's rows alone, in ms: counts, rows to the experts, rows home; twice with backward. `plan` is that of the step.
 /// Collective.

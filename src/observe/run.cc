@@ -71,7 +71,7 @@ Result<RunReport> run_phases(const RunOptions& options, Group& group) {
   PLAIT_ASSIGN_OR_RETURN(Case run_case, resolve(options, group.size()));
   PLAIT_ASSIGN_OR_RETURN(std::unique_ptr<Context> context, Context::create({.threads = run_case.threads, .kernel = ""}));
   auto num_dispatchers = static_cast<int64_t>(run_case.dispatchers.size());
-  int64_t num_units = num_dispatchers * (2 + options.rounds + options.steps);
+  int64_t num_units = num_dispatchers * (2 + 2 * options.rounds + options.steps);
   RunCall call{options, run_case, *context, group, Progress(options.progress, group.rank(), num_units), {}};
   call.report.run_case = run_case;
   for (Dispatcher dispatcher : run_case.dispatchers) call.report.dispatchers.emplace_back().dispatcher = dispatcher;

@@ -9,6 +9,7 @@
 
 #include "base/status_macros.h"
 #include "config/case_fields.h"
+#include "config/nearest.h"
 #include "observe/json.h"
 #include "observe/measure_gather.h"
 #include "observe/verify_call.h"
@@ -30,9 +31,25 @@ struct Section {
   Status (*run)(VerifyCall&);
 };
 constexpr Section sections[] = {
-    {"shape", verify_shape},     {"numeric", verify_numeric},     {"numeric", verify_float64},   {"backward", verify_backward},
-    {"routing", verify_routing}, {"precision", verify_precision}, {"fallback", verify_fallback},
+    {"shape", verify_shape},     {"numeric", verify_numeric},     {"numeric", verify_float64},         {"backward", verify_backward},
+    {"routing", verify_routing}, {"precision", verify_precision}, {"performance", verify_performance}, {"fallback", verify_fallback},
 };
+
+/// Those asked for, in the order of the list.
+Result<std::vector<Section>> chosen_sections(const VerifyOptions& options) {
+  std::span<const std::string> names = verify_section_names();
+  for (const std::string& wanted : options.sections) {
+    if (std::find(names.begin(), names.end(), wanted) == names.end()) {
+      return Status::invalid_argument(fmt::format("section \"{}\" is not known; known are {}", wanted, join_choices(names)));
+    }
+  }
+  std::vector<Section> chosen;
+  for (const Section& section : sections) {
+    bool wanted = std::find(options.sections.begin(), options.sections.end(), section.name) != options.sections.end();
+    if (wanted || options.sections.empty()) chosen.push_back(section);
+  }
+  return chosen;
+}
 
 Result<VerifyReport> run_sections(const VerifyOptions& options, Group& group) {
   Case run_case = options.run_case;
@@ -43,11 +60,11 @@ Result<VerifyReport> run_sections(const VerifyOptions& options, Group& group) {
   PLAIT_ASSIGN_OR_RETURN(run_case.threads, threads_per_rank(run_case));
   run_case.backward = true;
   PLAIT_ASSIGN_OR_RETURN(std::unique_ptr<Context> context, Context::create({.threads = run_case.threads, .kernel = ""}));
-  std::span<const Dispatcher> available = available_dispatchers();
-  VerifyCall call{options, run_case, *context, group, {available.begin(), available.end()}, {}};
+  PLAIT_ASSIGN_OR_RETURN(std::vector<Section> chosen, chosen_sections(options));
+  VerifyCall call{options, run_case, *context, group, baseline_first(), {}};
   double done = 0;
-  for (const Section& section : sections) {
-    if (group.rank() == 0 && options.progress) options.progress(done / static_cast<double>(std::size(sections)), section.name);
+  for (const Section& section : chosen) {
+    if (group.rank() == 0 && options.progress) options.progress(done / static_cast<double>(chosen.size()), section.name);
     PLAIT_ASSIGN_OR_RETURN(bool stop, any_rank(group, "interruption", options.interrupted && options.interrupted()));
     if (stop) return Status::interrupted(fmt::format("verification stopped before section {}", section.name));
     PLAIT_RETURN_IF_ERROR(section.run(call));
@@ -58,7 +75,18 @@ Result<VerifyReport> run_sections(const VerifyOptions& options, Group& group) {
 
 }  // namespace
 
-Status VerifyCall::add(std::string_view section, std::string name, bool ok, std::string detail, std::string reproducer) {
+std::vector<Dispatcher> baseline_first() {
+  std::span<const Dispatcher> available = available_dispatchers();
+  std::vector<Dispatcher> list(available.begin(), available.end());
+  std::stable_partition(list.begin(), list.end(), [](Dispatcher dispatcher) { return dispatcher == Dispatcher::alltoall; });
+  return list;
+}
+
+std::string reproducer(const Case& run_case, std::string_view section) {
+  return fmt::format("plait verify {} --sections {}", command_line_options(run_case), section);
+}
+
+Status VerifyCall::add(std::string_view section, std::string name, bool ok, std::string detail) {
   RankLine own{ok, {}};
   std::memcpy(own.detail.data(), detail.data(), std::min(detail.size(), max_detail - 1));
   PLAIT_ASSIGN_OR_RETURN(std::vector<RankLine> all, gather_one(group, "verification", own));
@@ -68,7 +96,7 @@ Status VerifyCall::add(std::string_view section, std::string name, bool ok, std:
   line.detail = shown->detail.data();
   if (!line.ok) {
     line.detail = fmt::format("rank {}: {}", shown - all.begin(), line.detail);
-    line.reproducer = reproducer.empty() ? fmt::format("plait verify {}", command_line_options(options.run_case)) : std::move(reproducer);
+    line.reproducer = reproducer(options.run_case, section);
   }
   lines.push_back(std::move(line));
   return {};
@@ -81,6 +109,18 @@ Status VerifyCall::step(LayerRun& run, Dispatcher dispatcher) const {
 }
 
 }  // namespace verify
+
+std::span<const std::string> verify_section_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const verify::Section& section : verify::sections) {
+      if (list.empty() || list.back() != section.name) list.emplace_back(section.name);
+    }
+    list.emplace_back("across-ranks");
+    return list;
+  }();
+  return names;
+}
 
 bool VerifyReport::ok() const {
   return std::all_of(lines.begin(), lines.end(), [](const CheckLine& line) { return line.ok; });

@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "config/case_fields.h"
 #include "observe/measure.h"
-#include "observe/verify.h"
+#include "observe/verify_call.h"
 #include "plait/routing.h"
 
 namespace plait {
@@ -42,7 +41,8 @@ bool independent_of_ranks(std::string_view result, const RouterConfig& router, b
 /// One batch on one group size. Every rank puts its part into its place.
 class AcrossRun {
  public:
-  AcrossRun(const VerifyOptions& options, int num_ranks) : options_(options), run_case_(options.run_case), num_ranks_(num_ranks) {
+  AcrossRun(const VerifyOptions& options, Dispatcher dispatcher, int num_ranks)
+      : options_(options), run_case_(options.run_case), dispatcher_(dispatcher), num_ranks_(num_ranks) {
     num_tokens_ = run_case_.ranks * run_case_.tokens;
     run_case_.ranks = num_ranks;
     run_case_.engine = Engine::threads;
@@ -61,15 +61,14 @@ class AcrossRun {
     TokenRange range = spread_tokens(num_tokens_, group.rank(), num_ranks_);
     PLAIT_ASSIGN_OR_RETURN(CaseInputs inputs, make_inputs(*context, run_case_, range));
     PLAIT_ASSIGN_OR_RETURN(LayerRun run, LayerRun::create(*context, group, run_case_, std::move(inputs)));
-    Dispatcher dispatcher = run_case_.dispatchers.empty() ? run_case_.layer.dispatcher : run_case_.dispatchers.front();
-    if (options_.before_call) options_.before_call(dispatcher, num_ranks_, run.parameters());
-    PLAIT_RETURN_IF_ERROR(run.forward(dispatcher));
+    if (options_.before_call) options_.before_call(dispatcher_, num_ranks_, run.parameters());
+    PLAIT_RETURN_IF_ERROR(run.forward(dispatcher_));
     PLAIT_RETURN_IF_ERROR(run.backward());
     put(run, range, "");
     if (run.inputs().ids.defined()) return {};
     Tensor ids = run.state().ids, weights = run.state().weights;
     run.set_routing({ids, weights});
-    PLAIT_RETURN_IF_ERROR(run.forward(dispatcher));
+    PLAIT_RETURN_IF_ERROR(run.forward(dispatcher_));
     PLAIT_RETURN_IF_ERROR(run.backward());
     put(run, range, ", given routing");
     return {};
@@ -94,6 +93,7 @@ class AcrossRun {
 
   const VerifyOptions& options_;
   Case run_case_;
+  Dispatcher dispatcher_;
   int num_ranks_;
   int64_t num_tokens_ = 0;
   std::mutex mutex_;  // guards results_
@@ -104,14 +104,30 @@ ConstTensorView flat(const GlobalResult& result) {
   return {result.bytes.data(), result.dtype, {static_cast<int64_t>(result.bytes.size()) / size_of(result.dtype)}};
 }
 
-CheckLine compare_with_first(const VerifyOptions& options, int first, int num_ranks, const std::string& name, const GlobalResult& result,
-                             const GlobalResult& baseline) {
-  Difference difference = compare_bits(flat(result), flat(baseline));
-  CheckLine line{"across-ranks", fmt::format("{} ranks = {}: {}", num_ranks, first, name), difference.equal, "same bits", ""};
-  if (difference.equal) return line;
-  line.detail = fmt::format("element {} of {}: {:.9g} against {:.9g}, first difference at {}", difference.largest, flat(baseline).num_elements(),
-                            element(flat(result), difference.largest), element(flat(baseline), difference.largest), difference.first);
-  line.reproducer = fmt::format("plait verify {} --across-ranks {},{}", command_line_options(options.run_case), first, num_ranks);
+/// One line for all results of a dispatcher on a group size.
+CheckLine compare_with_first(const VerifyOptions& options, std::string name, int num_ranks, const GlobalResults& results,
+                             const GlobalResults& baseline) {
+  CheckLine line{"across-ranks", std::move(name), true, fmt::format("{} results, same bits", results.size()), ""};
+  for (const auto& [result, computed] : results) {
+    auto expected = baseline.find(result);
+    Difference difference = expected == baseline.end() ? Difference{false} : compare_bits(flat(computed), flat(expected->second));
+    if (difference.equal) continue;
+    if (line.ok) {
+      line.detail = fmt::format("{}: element {}", result, difference.largest);
+      if (expected != baseline.end() && difference.largest >= 0) {
+        line.detail +=
+            fmt::format(" of {}: {:.9g} against {:.9g}, first difference at {}", flat(computed).num_elements(),
+                        element(flat(computed), difference.largest), element(flat(expected->second), difference.largest), difference.first);
+      }
+      line.detail += "; differing:";
+    }
+    line.ok = false;
+    line.detail += fmt::format(" {};", result);
+  }
+  if (!line.ok) {
+    line.reproducer =
+        fmt::format("{} --across-ranks {},{}", verify::reproducer(options.run_case, "across-ranks"), options.across_ranks[0], num_ranks);
+  }
   return line;
 }
 
@@ -124,20 +140,21 @@ Result<std::vector<CheckLine>> verify_across_ranks(const VerifyOptions& options)
   }
   std::vector<CheckLine> lines;
   GlobalResults baseline;
-  for (size_t i = 0; i < options.across_ranks.size(); ++i) {
-    int num_ranks = options.across_ranks[i];
-    if (options.interrupted && options.interrupted()) return Status::interrupted("verification across ranks stopped");
-    if (options.progress) {
-      options.progress(static_cast<double>(i) / static_cast<double>(options.across_ranks.size()), fmt::format("{} ranks", num_ranks));
-    }
-    PLAIT_ASSIGN_OR_RETURN(GlobalResults results, AcrossRun(options, num_ranks).run());
-    if (i == 0) {
-      baseline = std::move(results);
-      lines.push_back({"across-ranks", fmt::format("{} ranks: runs", num_ranks), true, fmt::format("{} results", baseline.size()), ""});
-      continue;
-    }
-    for (const auto& [name, result] : results) {
-      lines.push_back(compare_with_first(options, options.across_ranks[0], num_ranks, name, result, baseline[name]));
+  std::vector<Dispatcher> dispatchers = verify::baseline_first();
+  auto num_runs = static_cast<double>(options.across_ranks.size() * dispatchers.size());
+  double done = 0;
+  for (int num_ranks : options.across_ranks) {
+    for (Dispatcher dispatcher : dispatchers) {
+      if (options.interrupted && options.interrupted()) return Status::interrupted("verification across ranks stopped");
+      if (options.progress) options.progress(done++ / num_runs, fmt::format("{} on {} ranks", name(dispatcher), num_ranks));
+      PLAIT_ASSIGN_OR_RETURN(GlobalResults results, AcrossRun(options, dispatcher, num_ranks).run());
+      if (baseline.empty()) {
+        baseline = std::move(results);
+        lines.push_back({"across-ranks", fmt::format("{} on {}", name(dispatcher), num_ranks), true, fmt::format("{} results", baseline.size()), ""});
+        continue;
+      }
+      std::string line = fmt::format("{} on {} = {} on {}", name(dispatcher), num_ranks, name(dispatchers[0]), options.across_ranks[0]);
+      lines.push_back(compare_with_first(options, std::move(line), num_ranks, results, baseline));
     }
   }
   return lines;

@@ -1,6 +1,6 @@
 #pragma once
 /// Rows whose elements are contiguous, for operators that take any strides: views with strided columns are copied element by element,
-/// all others used where they lie. And the split of row loops over the pool.
+/// all others used where they lie. And the split of row loops over the pool, and one matrix as a group of its own.
 
 #include <algorithm>
 #include <atomic>
@@ -14,6 +14,21 @@
 namespace plait {
 
 inline bool has_dense_rows(const ConstTensorView& view) { return view.shape[1] <= 1 || view.strides[1] == 1; }
+
+/// A view with a leading dimension of 1; undefined stays undefined.
+template <typename Byte>
+BasicTensorView<Byte> as_group(const BasicTensorView<Byte>& view) {
+  if (!view.defined()) return view;
+  BasicTensorView<Byte> group = view;
+  for (int d = view.num_dims; d > 0; --d) {
+    group.shape[d] = view.shape[d - 1];
+    group.strides[d] = view.strides[d - 1];
+  }
+  group.shape[0] = 1;
+  group.strides[0] = view.shape[0] * view.strides[0];
+  ++group.num_dims;
+  return group;
+}
 
 /// to = from, element bits untouched: two (rows, columns) views of one shape and type, any strides.
 void copy_elements(const Context& context, const ConstTensorView& from, const TensorView& to);

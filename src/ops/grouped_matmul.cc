@@ -11,24 +11,11 @@
 namespace plait {
 namespace {
 
-/// A list's item as a problem of one group.
-ConstTensorView one_group(const ConstTensorView& item) {
-  ConstTensorView view = item;
-  ++view.num_dims;
-  for (int d = view.num_dims - 1; d > 0; --d) {
-    view.shape[d] = item.shape[d - 1];
-    view.strides[d] = item.strides[d - 1];
-  }
-  view.shape[0] = 1;
-  view.strides[0] = 0;
-  return view;
-}
-
 Status check_list_item(size_t i, const ConstTensorView& x, const ConstTensorView& weight, const ConstTensorView& bias, const TensorView& y) {
   std::string operation = fmt::format("grouped_matmul_lists, item {}", i);
   PLAIT_RETURN_IF_ERROR(gmm_check::operand(operation, "weight", weight, 2, 0));
   if (bias.defined()) PLAIT_RETURN_IF_ERROR(gmm_check::operand(operation, "bias", bias, 1, 0));
-  return gmm_check::m_grouped(operation, x, one_group(weight), bias.defined() ? one_group(bias) : bias, y);
+  return gmm_check::m_grouped(operation, x, as_group(weight), as_group(bias), y);
 }
 
 /// A result must not be an operand of another item either.
@@ -80,9 +67,7 @@ Status grouped_matmul_lists(const Context& context, std::span<const ConstTensorV
   PLAIT_RETURN_IF_ERROR(check_list_results(x, weight, y));
   for (size_t i = 0; i < x.size(); ++i) {
     int64_t counts[] = {x[i].shape[0]};
-    ConstTensorView item_bias = bias_of(i);
-    if (item_bias.defined()) item_bias = one_group(item_bias);
-    PLAIT_RETURN_IF_ERROR(gmm_run::m_grouped(context, x[i], one_group(weight[i]), counts, item_bias, y[i], true));
+    PLAIT_RETURN_IF_ERROR(gmm_run::m_grouped(context, x[i], as_group(weight[i]), counts, as_group(bias_of(i)), y[i], true));
   }
   return {};
 }

@@ -122,12 +122,17 @@ Status k_grouped(const Context& context, const ConstTensorView& x, const ConstTe
 }
 
 Status bias_gradient(const Context& context, const ConstTensorView& dy, std::span<const int64_t> counts, const TensorView& dbias, bool accumulate) {
-  const kernels::ElementwiseKernels& ew = *context.kernels().elementwise;
   PLAIT_ASSIGN_OR_RETURN(DenseInput dense, DenseInput::make(context, dy.slice(0, num_rows(counts))));
-  kernels::Rows rows = gmm_layout::rows_of(dense.view);
+  bias_gradient(context, gmm_layout::rows_of(dense.view), dy.dtype, counts, dbias, accumulate);
+  return {};
+}
+
+void bias_gradient(const Context& context, const kernels::Rows& dy, DType dtype, std::span<const int64_t> counts, const TensorView& dbias,
+                   bool accumulate) {
+  const kernels::ElementwiseKernels& ew = *context.kernels().elementwise;
   std::vector<int64_t> begins(counts.size() + 1, 0);
   std::partial_sum(counts.begin(), counts.end(), begins.begin() + 1);
-  int64_t num_columns = dy.shape[1];
+  int64_t num_columns = dbias.shape[1];
   int64_t num_blocks = (num_columns + bias_columns - 1) / bias_columns;
   context.pool().parallel_for(static_cast<int64_t>(counts.size()) * num_blocks, [&](int64_t task, int) {
     auto group = static_cast<size_t>(task / num_blocks);
@@ -135,11 +140,10 @@ Status bias_gradient(const Context& context, const ConstTensorView& dy, std::spa
     int64_t column = task % num_blocks * bias_columns;
     int64_t n = std::min(bias_columns, num_columns - column);
     float sums[bias_columns] = {};
-    for (int64_t row = begins[group]; row < begins[group + 1]; ++row) ew.add(dy.dtype, rows[row] + column * size_of(dy.dtype), sums, n);
+    for (int64_t row = begins[group]; row < begins[group + 1]; ++row) ew.add(dtype, dy[row] + column * size_of(dtype), sums, n);
     TensorView target = dbias[static_cast<int64_t>(group)];
     put_sums(ew, sums, target.slice(column, column + n), accumulate);
   });
-  return {};
 }
 
 }  // namespace plait::gmm_run

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/rows.h"
 #include "plait/context.h"
 #include "plait/status.h"
 #include "plait/tensor.h"
@@ -18,5 +19,8 @@ Status m_grouped(const Context& context, const ConstTensorView& x, const ConstTe
 Status k_grouped(const Context& context, const ConstTensorView& x, const ConstTensorView& dy, std::span<const int64_t> counts, const TensorView& dw,
                  bool accumulate, bool fused);
 Status bias_gradient(const Context& context, const ConstTensorView& dy, std::span<const int64_t> counts, const TensorView& dbias, bool accumulate);
+/// The same for rows of dbias' columns that lie anywhere.
+void bias_gradient(const Context& context, const kernels::Rows& dy, DType dtype, std::span<const int64_t> counts, const TensorView& dbias,
+                   bool accumulate);
 
 }  // namespace plait::gmm_run

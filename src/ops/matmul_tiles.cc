@@ -29,6 +29,7 @@ Result<MatmulTiles> MatmulTiles::create(const Context& context, const Operands& 
                     .bias_type = operands.bias.dtype,
                     .bias_group_stride = tiles.bias_.view.strides[0],
                     .y = operands.y};
+  tiles.single_ = context.threads() == 1;
   tiles.limits_ = kernels::tile_limits(tiles.problem_, context.threads());
   PLAIT_ASSIGN_OR_RETURN(tiles.runner_, kernels::TileRunner::create(context, tiles.problem_, tiles.limits_));
   context.recorder().add(Counter::matmul_flops, 2 * total(operands.counts) * tiles.problem_.k * tiles.problem_.n);
@@ -41,11 +42,13 @@ kernels::Tile MatmulTiles::tile_of(const ExpertBlock& block, int64_t tile) const
           std::min(column + limits_.columns, problem_.n)};
 }
 
-void MatmulTiles::run(const ExpertBlock& block, int64_t tile, int worker) const {
-  const kernels::Tile now = tile_of(block, tile);
-  if (tile + 1 == num_tiles()) return runner_.run(problem_, now, worker);
-  const kernels::Tile next = tile_of(block, tile + 1);
-  runner_.run(problem_, now, worker, &next);
+void MatmulTiles::run(const ExpertBlock& block, int64_t task, int worker, const kernels::NextTile* next) const {
+  const int64_t begin = single_ ? 0 : task, end = single_ ? num_tiles() : task + 1;
+  for (int64_t tile = begin; tile < end; ++tile) {
+    if (tile + 1 == num_tiles()) return runner_.run(problem_, tile_of(block, tile), worker, next);
+    const kernels::NextTile own{&problem_, tile_of(block, tile + 1)};
+    runner_.run(problem_, tile_of(block, tile), worker, &own);
+  }
 }
 
 Result<WeightGradientTiles> WeightGradientTiles::create(const Context& context, const Operands& operands) {
@@ -62,6 +65,7 @@ Result<WeightGradientTiles> WeightGradientTiles::create(const Context& context, 
                                                      .dw_k_stride = operands.dw.strides[1],
                                                      .dw_n_stride = operands.dw.shape[2] == 1 ? 1 : operands.dw.strides[2],
                                                      .accumulate = operands.accumulate});
+  tiles.single_ = context.threads() == 1;
   const kernels::TileLimits limits = kernels::tile_limits(tiles.problem_, context.threads());
   tiles.tiles_ = kernels::make_tiles(tiles.problem_, limits);
   tiles.begins_.assign(operands.counts.size() + 1, 0);
@@ -72,8 +76,10 @@ Result<WeightGradientTiles> WeightGradientTiles::create(const Context& context, 
   return tiles;
 }
 
-void WeightGradientTiles::run(int64_t group, int64_t tile, int worker) const {
-  runner_.run(problem_, tiles_[static_cast<size_t>(begins_[static_cast<size_t>(group)] + tile)], worker);
+void WeightGradientTiles::run(int64_t group, int64_t task, int worker) const {
+  const auto first = static_cast<size_t>(begins_[static_cast<size_t>(group)]);
+  const size_t begin = single_ ? 0 : static_cast<size_t>(task), end = single_ ? static_cast<size_t>(num_tiles(group)) : begin + 1;
+  for (size_t tile = begin; tile < end; ++tile) runner_.run(problem_, tiles_[first + tile], worker);
 }
 
 }  // namespace plait

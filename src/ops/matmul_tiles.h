@@ -1,6 +1,7 @@
 #pragma once
 /// Grouped matmuls as lists of tiles for the tile scheduler. Operands are trusted.
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -28,17 +29,21 @@ class MatmulTiles {
   static Result<MatmulTiles> create(const Context& context, const Operands& operands);
 
   int64_t max_rows() const { return limits_.rows; }
-  /// Tiles of one block of rows.
-  int64_t num_tiles() const { return (problem_.n + limits_.columns - 1) / limits_.columns; }
-  void run(const ExpertBlock& block, int64_t tile, int worker) const;
+  /// Tasks of one block of rows: its tiles, or all of them in one where a single thread runs everything.
+  int64_t num_tasks() const { return single_ ? 1 : num_tiles(); }
+  /// `next`, where not null, runs soon after it on the same worker: its first weights are fetched meanwhile.
+  void run(const ExpertBlock& block, int64_t task, int worker, const kernels::NextTile* next = nullptr) const;
+  kernels::NextTile first_tile(const ExpertBlock& block) const { return {&problem_, tile_of(block, 0)}; }
 
  private:
+  int64_t num_tiles() const { return (problem_.n + limits_.columns - 1) / limits_.columns; }
   kernels::Tile tile_of(const ExpertBlock& block, int64_t tile) const;
 
   kernels::MGroupedGemm problem_;
   kernels::TileLimits limits_{};
   kernels::TileRunner runner_;
   DenseInput bias_;
+  bool single_ = false;
 };
 
 /// dw[g] = x_g^T dy_g as tiles, group by group; or dw[g] += with `accumulate`.
@@ -53,14 +58,18 @@ class WeightGradientTiles {
   };
   static Result<WeightGradientTiles> create(const Context& context, const Operands& operands);
 
-  int64_t num_tiles(int64_t group) const { return begins_[static_cast<size_t>(group) + 1] - begins_[static_cast<size_t>(group)]; }
-  void run(int64_t group, int64_t tile, int worker) const;
+  /// Tasks of one group, as above; 0 where nothing is to be written.
+  int64_t num_tasks(int64_t group) const { return single_ ? std::min<int64_t>(num_tiles(group), 1) : num_tiles(group); }
+  void run(int64_t group, int64_t task, int worker) const;
 
  private:
+  int64_t num_tiles(int64_t group) const { return begins_[static_cast<size_t>(group) + 1] - begins_[static_cast<size_t>(group)]; }
+
   kernels::KGroupedGemm problem_;
   kernels::TileRunner runner_;
   std::vector<kernels::Tile> tiles_;
   std::vector<int64_t> begins_;  ///< of each group's tiles, and their end
+  bool single_ = false;
 };
 
 }  // namespace plait

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,10 +17,13 @@ namespace {
 /// and get the error that names the field.
 constexpr int64_t payload_granule_bytes = 4096;
 
-/// What one rank says: its signature, its rows per expert (E), and the rows it expects (E, rank major; zeros where it passed none).
+using Notes = decltype(CallSignature::notes);
+
+/// What one rank says: its signature, its notes, its rows per expert (E), and the rows it expects (E, rank major; zeros where it passed none).
 struct PayloadLayout {
   int64_t num_experts;
-  int64_t counts_offset() const { return static_cast<int64_t>(sizeof(SignatureBlock)); }
+  int64_t notes_offset() const { return static_cast<int64_t>(sizeof(SignatureBlock)); }
+  int64_t counts_offset() const { return notes_offset() + static_cast<int64_t>(sizeof(Notes)); }
   int64_t expected_offset() const { return counts_offset() + num_experts * 8; }
   int64_t bytes() const {
     const int64_t used = expected_offset() + num_experts * 8;
@@ -53,18 +57,22 @@ Status check_not_negative(const CountsMatrix& matrix) {
   return {};
 }
 
-/// What s says it sends must equal what the owner says it receives. `expected[d]` is rank d's list, rank major.
-Status check_expected(const CountsMatrix& matrix, const std::vector<std::vector<int64_t>>& expected) {
+std::string disagreement(int64_t expert, int sender, int64_t sent, int receiver, int64_t awaited) {
+  return fmt::format("rank {} sends {} rows for expert {} to rank {}, which expects {}: send counts and receive counts must agree", sender, sent,
+                     expert, receiver, awaited);
+}
+
+/// What s says it has must equal what the owner says about it. `expected[d]` is rank d's list, rank major.
+Status check_expected(const CountsMatrix& matrix, const std::vector<std::vector<int64_t>>& expected, bool homeward) {
   const ExpertPlacement& place = matrix.placement;
   for (int source = 0; source < place.num_ranks; ++source) {
     for (int64_t expert = 0; expert < place.num_experts; ++expert) {
       const int owner = place.owner(expert);
       const int64_t awaited = expected[static_cast<size_t>(owner)][static_cast<size_t>(source * place.experts_per_rank() + place.local(expert))];
       if (awaited == matrix.at(source, expert)) continue;
-      return in_stage(Status::invalid_argument(fmt::format("rank {} sends {} rows for expert {} to rank {}, which expects {}: send counts and "
-                                                           "receive counts must agree",
-                                                           source, matrix.at(source, expert), expert, owner, awaited)),
-                      source, expert);
+      const int64_t had = matrix.at(source, expert);
+      const std::string text = homeward ? disagreement(expert, owner, awaited, source, had) : disagreement(expert, source, had, owner, awaited);
+      return in_stage(Status::invalid_argument(text), source, expert);
     }
   }
   return {};
@@ -85,6 +93,7 @@ std::vector<std::byte> make_payload(const PayloadLayout& layout, const CallSigna
   SignatureBlock block = pack(signature);
   block.num_expected = static_cast<int64_t>(expected_recv.size());
   append(payload, 0, std::as_bytes(std::span(&block, 1)));
+  append(payload, layout.notes_offset(), std::as_bytes(std::span(signature.notes)));
   append(payload, layout.counts_offset(), std::as_bytes(local_counts));
   append(payload, layout.expected_offset(), std::as_bytes(expected_recv));
   return payload;
@@ -108,15 +117,16 @@ Result<CountsMatrix> exchange_counts(Group& group, const ExpertPlacement& placem
   PLAIT_ASSIGN_OR_RETURN(Exchange exchange, group.exchange(name(Stage::exchange_counts), payload, publish));
   PLAIT_RETURN_IF_ERROR(check_signatures(exchange, group.size()));
 
-  CountsMatrix matrix{placement, {}};
+  CountsMatrix matrix{placement, {}, std::vector<Notes>(static_cast<size_t>(group.size()))};
   std::vector<std::vector<int64_t>> expected;
   for (int rank = 0; rank < group.size(); ++rank) {
+    std::memcpy(matrix.notes[static_cast<size_t>(rank)].data(), exchange.payload(rank).data() + layout.notes_offset(), sizeof(Notes));
     const std::vector<int64_t> row = numbers(exchange.payload(rank), layout.counts_offset(), placement.num_experts);
     matrix.counts.insert(matrix.counts.end(), row.begin(), row.end());
     if (!expected_recv.empty()) expected.push_back(numbers(exchange.payload(rank), layout.expected_offset(), placement.num_experts));
   }
   PLAIT_RETURN_IF_ERROR(check_not_negative(matrix));
-  if (!expected.empty()) PLAIT_RETURN_IF_ERROR(check_expected(matrix, expected));
+  if (!expected.empty()) PLAIT_RETURN_IF_ERROR(check_expected(matrix, expected, signature.homeward));
   if (views != nullptr) *views = std::move(exchange.regions);
   return matrix;
 }

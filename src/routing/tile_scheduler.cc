@@ -9,12 +9,16 @@
 #include <utility>
 
 #include "base/thread_pool.h"
+#include "routing/state_dump.h"
 
 namespace plait {
 namespace {
 
 /// How often a worker without work looks whether rows have come while others still run tiles.
 constexpr std::chrono::microseconds poll_interval(100);
+
+/// How often the calling thread looks for failed and dead peers while there are tiles to run.
+constexpr int64_t look_interval_ns = 50'000'000;
 
 constexpr int none = -1;
 
@@ -48,6 +52,9 @@ class TileScheduler::Run {
         left_(static_cast<int64_t>(chains_.size())) {}
 
   Status execute(const Context& context) {
+    // Ready at once: it tells the group in which stage a death is noticed from now on.
+    Status status = group_.wait(group_.rank(), arrival_.channel, 0, name(arrival_.stage));
+    if (!status.ok()) fail(std::move(status));
     for (Gate& gate : gates_) {
       if (gate.pending == 0) open(gate);
     }
@@ -56,7 +63,7 @@ class TileScheduler::Run {
     return status_;
   }
 
-  std::string describe_unfinished() const;
+  std::string describe_unfinished();
 
  private:
   struct Progress {
@@ -75,6 +82,7 @@ class TileScheduler::Run {
   bool has_tile(int chain) const;
   bool is_active(int chain) const { return std::find(active_.begin(), active_.end(), chain) != active_.end(); }
   int startable(bool filler);
+  bool has_arrived(int source);
   bool rows_missing(const TileChain& chain, int& rank);
   bool is_open(int gate) const { return gate == TileChain::no_gate || gates_[static_cast<size_t>(gate)].pending == 0; }
   void begin(int chain);
@@ -84,7 +92,9 @@ class TileScheduler::Run {
   void wait_for_work(int worker, std::unique_lock<std::mutex>& lock);
   void wait_for_peer(std::unique_lock<std::mutex>& lock);
   int first_missing(const TileChain*& waiting);
+  void look_at_peers(int64_t now);
   void fail(Status status);
+  Status explained(const Status& error, int32_t expert);
   void record(Recorder& recorder) const;
 
   const std::vector<TileChain>& chains_;
@@ -98,10 +108,11 @@ class TileScheduler::Run {
   std::vector<Progress> progress_;
   std::vector<char> arrived_;
   std::vector<Worker> workers_;
-  std::vector<int> active_;   ///< begun and not ended
-  size_t first_unbegun_ = 0;  ///< all chains before it have begun
-  int64_t left_;              ///< chains not ended
-  int running_ = 0;           ///< tiles being run
+  std::vector<int> active_;                             ///< begun and not ended
+  size_t first_unbegun_ = 0;                            ///< all chains before it have begun
+  int64_t left_;                                        ///< chains not ended
+  int running_ = 0;                                     ///< tiles being run
+  int64_t next_look_ns_ = now_ns() + look_interval_ns;  ///< at the peers
   int64_t num_tiles_ = 0, num_late_ = 0;
   Status status_;
 };
@@ -116,6 +127,7 @@ void TileScheduler::Run::work(int worker) {
     mark = now;
   };
   while (left_ > 0 && status_.ok()) {
+    if (worker == 0 && mark >= next_look_ns_) look_at_peers(mark);
     TileAt at{};
     if (!take(worker, at)) {
       wait_for_work(worker, lock);
@@ -167,12 +179,16 @@ int TileScheduler::Run::startable(bool filler) {
   return none;
 }
 
+bool TileScheduler::Run::has_arrived(int source) {
+  char& arrived = arrived_[static_cast<size_t>(source)];
+  if (arrived == 0) arrived = group_.signal_value(source, arrival_.channel) >= arrival_.value ? 1 : 0;
+  return arrived != 0;
+}
+
 /// True where rows are still on their way; `rank` is the first whose are.
 bool TileScheduler::Run::rows_missing(const TileChain& chain, int& rank) {
   for (int32_t source : chain.sources) {
-    char& arrived = arrived_[static_cast<size_t>(source)];
-    if (arrived == 0) arrived = group_.signal_value(source, arrival_.channel) >= arrival_.value ? 1 : 0;
-    if (arrived != 0) continue;
+    if (has_arrived(source)) continue;
     rank = source;
     return true;
   }
@@ -246,8 +262,32 @@ void TileScheduler::Run::wait_for_peer(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   Status status = group_.wait(rank, arrival_.channel, arrival_.value, name(arrival_.stage));
   lock.lock();
-  if (!status.ok()) return fail(status.expert() < 0 ? std::move(status).at_expert(waiting->expert) : std::move(status));
+  if (!status.ok()) return fail(explained(status, waiting->expert));
   changed_.notify_all();
+}
+
+/// A death or failure must not stay unnoticed as long as there is work: peers may run for long without a wait.
+void TileScheduler::Run::look_at_peers(int64_t now) {
+  Status status = group_.health();
+  if (!status.ok()) fail(explained(status, none));
+  next_look_ns_ = now + look_interval_ns;
+}
+
+/// The error with what it means here: the blocks of rows that wait for the rank concerned. `expert` is named where none does.
+Status TileScheduler::Run::explained(const Status& error, int32_t expert) {
+  int64_t num_blocks = 0;
+  for (size_t i = first_unbegun_; i < chains_.size(); ++i) {
+    const std::vector<int32_t>& sources = chains_[i].sources;
+    const bool waits = progress_[i].step == none && std::find(sources.begin(), sources.end(), error.rank()) != sources.end();
+    if (!waits || has_arrived(error.rank())) continue;
+    if (++num_blocks == 1) expert = chains_[i].expert;
+  }
+  if (num_blocks == 0) return concerning(error, "", expert);
+  return concerning(
+      error,
+      fmt::format("{} of rows {} for rank {}, the first of expert {}", num_blocks == 1 ? "1 block" : fmt::format("{} blocks", num_blocks),
+                  num_blocks == 1 ? "waits" : "wait", error.rank(), expert),
+      expert);
 }
 
 void TileScheduler::Run::fail(Status status) {
@@ -268,7 +308,7 @@ void TileScheduler::Run::record(Recorder& recorder) const {
   recorder.add(Counter::chains_late, num_late_);
 }
 
-std::string TileScheduler::Run::describe_unfinished() const {
+std::string TileScheduler::Run::describe_unfinished() {
   std::string text;
   for (size_t i = 0; i < chains_.size(); ++i) {
     const TileChain& chain = chains_[i];
@@ -278,7 +318,7 @@ std::string TileScheduler::Run::describe_unfinished() const {
     text += fmt::format("expert {} rows {}-{} {}: ", chain.expert, chain.row_begin, chain.row_end, name(stage));
     std::vector<int32_t> missing;
     for (int32_t source : chain.sources) {
-      if (arrived_[static_cast<size_t>(source)] == 0) missing.push_back(source);
+      if (!has_arrived(source)) missing.push_back(source);
     }
     if (p.step != none) {
       text += fmt::format("{} of {} tiles done\n", p.done, chain.steps[static_cast<size_t>(p.step)].num_tiles);

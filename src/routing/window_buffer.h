@@ -2,6 +2,7 @@
 /// Memory of one rank that its peers read from or write to during a call.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,6 +20,8 @@ class WindowBuffer {
   WindowBuffer() = default;
   /// Error: resource_exhausted, naming need and limit.
   static Result<WindowBuffer> open(const Context& context, Group& group, int64_t bytes);
+  /// The region that `rows` begin, where they are contiguous and lie in this group's window; or nothing.
+  static std::optional<WindowBuffer> find(const Group& group, const ConstTensorView& rows);
 
   std::byte* data() const { return memory_.get(); }
   /// What the exchange that announces it publishes; empty in a group of one.
@@ -27,6 +30,7 @@ class WindowBuffer {
   Tensor tensor(int64_t offset, DType dtype, std::initializer_list<int64_t> shape) const;
 
  private:
+  explicit WindowBuffer(Region region);
   Buffer memory_;
   Region region_;
 };

@@ -36,6 +36,7 @@ TEST(Env, ReadsEveryKnobAfresh) {
   ScopedEnv level("PLAIT_LOG", "debug");
   ScopedEnv job("PLAIT_JOB", "job-7_a.b");
   ScopedEnv host("PLAIT_HOST_ID", "host1");
+  ScopedEnv dump("PLAIT_DUMP", "out/state of ranks.txt");
   Result<Env> env = Env::read();
   ASSERT_TRUE(env.ok()) << env.status().to_string();
   EXPECT_EQ(env->kernel, "avx2");
@@ -46,6 +47,7 @@ TEST(Env, ReadsEveryKnobAfresh) {
   EXPECT_EQ(env->log_level, "debug");
   EXPECT_EQ(env->job, "job-7_a.b");
   EXPECT_EQ(env->host_id, "host1");
+  EXPECT_EQ(env->dump, "out/state of ranks.txt");
   ScopedEnv again("PLAIT_THREADS", "4");
   EXPECT_EQ(Env::read()->threads, 4);
 }

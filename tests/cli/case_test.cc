@@ -40,6 +40,9 @@ TEST(BadInput, ImpossibleShapes) {
   expect_refused(small({"--input", "no such file"}), {"no such file", "cannot be read"});
   expect_refused({"verify", "--model", "tiny", "--ranks", "2", "--across-ranks", "1,3"}, {"experts 8", "3 ranks"});
   expect_refused({"verify", "--model", "tiny", "--ranks", "2", "--across-ranks", "1,x"}, {"\"x\""});
+  expect_refused({"verify", "--model", "tiny", "--ranks", "2", "--sections", "shape,numerc"},
+                 {"\"numerc\"", "did you mean \"numeric\"", "across-ranks"});
+  expect_refused({"verify", "--model", "tiny", "--ranks", "2", "--sections", "across-ranks"}, {"needs --across-ranks"});
   expect_refused({"bench", "gmm", "--seconds", "soon"}, {"\"soon\""});
   RunResult threads_alone = run_plait({"bench", "gmm", "--threads", "many"});  // no shape is asked for: the grid has its own
   EXPECT_EQ(threads_alone.exit_code, 2);

@@ -1,41 +1,20 @@
 // kill -9 of a rank at any moment: the others return an error that names it, long before the time-out; nothing is left behind.
 
-#include <dirent.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 
 #include "base/status_macros.h"
-#include "comm/shm/handshake.h"
 #include "comm/shm/join.h"
 #include "engines.h"
+#include "support/leftovers.h"
 #include "support/test_tensors.h"
 
 namespace plait::test {
 namespace {
-
-int count_entries(const char* path) {
-  int count = 0;
-  DIR* folder = opendir(path);
-  if (folder == nullptr) return 0;
-  while (readdir(folder) != nullptr) ++count;
-  closedir(folder);
-  return count;
-}
-
-/// Whether a socket of this group's name exists on the machine.
-bool name_in_use(const std::string& job, const std::string& group) {
-  std::ifstream file("/proc/net/unix");
-  const std::string text(std::istreambuf_iterator<char>(file), {});
-  comm::shm::Meeting meeting;
-  meeting.job = job;
-  meeting.group = group;
-  return text.find(comm::shm::name_of_group(meeting)) != std::string::npos;
-}
 
 /// A life of steps as a layer makes them; ends only by an error.
 Status work(Group& group, const SharedCounter& started) {
@@ -58,11 +37,6 @@ Status work(Group& group, const SharedCounter& started) {
   }
 }
 
-void pause_us(int64_t microseconds) {
-  const timespec time{0, microseconds * 1000};
-  nanosleep(&time, nullptr);
-}
-
 /// The survivors' errors must name the victim. They have far less time than the group's time-out of 60 s.
 void expect_named(Processes& processes, int size, int victim, const std::string& what) {
   const std::vector<Outcome> outcomes = processes.wait(30);
@@ -83,7 +57,7 @@ TEST(KillTest, AtRandomMomentsOfTheWork) {
   const char* full = std::getenv("PLAIT_TEST_FULL");
   const int num_points = full != nullptr && std::string(full) == "1" ? 200 : 20;
   Random random(2024);
-  const int shared_before = count_entries("/dev/shm");
+  const int shared_before = count_shared_files();
   for (int point = 0; point < num_points; ++point) {
     const int size = 2 + static_cast<int>(random.below(3));
     const int victim = static_cast<int>(random.below(size));
@@ -100,7 +74,7 @@ TEST(KillTest, AtRandomMomentsOfTheWork) {
     expect_named(processes, size, victim, "point " + std::to_string(point));
     EXPECT_FALSE(name_in_use(job, "g"));
   }
-  EXPECT_EQ(count_entries("/dev/shm"), shared_before);
+  EXPECT_EQ(count_shared_files(), shared_before);
 }
 
 TEST(KillTest, WhileTheGroupForms) {
@@ -208,7 +182,7 @@ TEST(KillTest, ADeadRankIsNoticedAlthoughAChildOfItKeepsItsSockets) {
 
 TEST(KillTest, AllRanksThenRestartAtOnceWithAnotherSize) {
   const std::string job = unique_job();  // the same name for all
-  const int shared_before = count_entries("/dev/shm");
+  const int shared_before = count_shared_files();
   for (int repeat = 0; repeat < 20; ++repeat) {
     const int size = 1 + repeat % 4;
     const SharedCounter started;
@@ -226,7 +200,7 @@ TEST(KillTest, AllRanksThenRestartAtOnceWithAnotherSize) {
     for (const Outcome& outcome : killed.wait()) EXPECT_EQ(outcome.signal, SIGKILL);
   }
   EXPECT_FALSE(name_in_use(job, "g"));
-  EXPECT_EQ(count_entries("/dev/shm"), shared_before);
+  EXPECT_EQ(count_shared_files(), shared_before);
 }
 
 }  // namespace

@@ -171,6 +171,16 @@ Tensor run_case(const KCase& c, Run run_problem) {
   return dw;
 }
 
+/// With a hint that another tile of the problem comes next.
+void run_tile(const kernels::TileRunner& runner, const kernels::MGroupedGemm& problem, const kernels::Tile& tile, const kernels::Tile* next) {
+  if (next == nullptr) return runner.run(problem, tile, 0);
+  const kernels::NextTile next_tile{&problem, *next};
+  runner.run(problem, tile, 0, &next_tile);
+}
+void run_tile(const kernels::TileRunner& runner, const kernels::KGroupedGemm& problem, const kernels::Tile& tile, const kernels::Tile* /*next*/) {
+  runner.run(problem, tile, 0);
+}
+
 template <typename Case>
 Tensor run_backwards(const Context& context, const Case& c, const kernels::TileLimits& limits) {
   return run_case(c, [&](const auto& problem) {
@@ -178,7 +188,7 @@ Tensor run_backwards(const Context& context, const Case& c, const kernels::TileL
     auto tiles = kernels::make_tiles(problem, limits);
     auto runner = kernels::TileRunner::create(context, problem, limits);
     ASSERT_TRUE(runner.ok()) << runner.status().to_string();
-    for (size_t i = tiles.size(); i-- > 0;) runner->run(problem, tiles[i], 0, i > 0 ? &tiles[i - 1] : nullptr);
+    for (size_t i = tiles.size(); i-- > 0;) run_tile(*runner, problem, tiles[i], i > 0 ? &tiles[i - 1] : nullptr);
   });
 }
 

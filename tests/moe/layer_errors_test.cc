@@ -157,7 +157,9 @@ TEST_P(LayerErrors, BackwardsOfDifferentCallsDoNotMix) {
       });
   for (const Status& status : statuses) {
     EXPECT_FALSE(status.ok());
-    EXPECT_NE(status.message().find("which expects"), std::string::npos) << status.to_string();
+    // auto may have chosen another dispatcher for the second call: then that is named first.
+    const char* word = GetParam() == Dispatcher::automatic ? "rank 1" : "which expects";
+    EXPECT_NE(status.message().find(word), std::string::npos) << status.to_string();
   }
 }
 

@@ -43,7 +43,9 @@ TEST(RunCase, DispatchersAreEqualAndMeasured) {
     EXPECT_LE(d.gmm.max, d.step.max);
     EXPECT_LE(d.comm.max, d.step.max);
     EXPECT_GT(d.comm_only.median, 0);
-    EXPECT_GE(d.exposed_comm.median, 0);
+    EXPECT_GE(d.exposed_comm.min, 0);
+    EXPECT_EQ(d.compute_only.n, 2);
+    EXPECT_GT(d.compute_only.min, 0);
     EXPECT_GT(d.eta, 0);
     EXPECT_GT(d.utilisation, 0);
     EXPECT_GT(d.tokens_per_s, 0);
@@ -253,6 +255,23 @@ TEST(Figures, AreTheSlowestRanksOfEachRound) {
   EXPECT_EQ(report.bytes_sent, 6);
   EXPECT_EQ(report.step_per_rank[1].max, 11);
   EXPECT_EQ(report.bytes_sent_per_rank[0], 5);
+}
+
+TEST(Figures, NoiseDoesNotMakeNegativeCommunication) {
+  StepSample slow{.step = 10, .compute = 11}, quick{.step = 12, .compute = 9};
+  DispatcherReport report;
+  collect_figures({slow, quick}, 2, {1, 1}, report);
+  EXPECT_EQ(report.exposed_comm.min, 0);
+  EXPECT_EQ(report.exposed_comm.max, 3);
+}
+
+TEST(Figures, ResidentMemoryIsThatOfTheFirstRound) {
+  StepSample first{.step = 10, .compute = 7}, second = first;
+  first.resident_bytes = 100;
+  second.resident_bytes = 900;  // with the memory of records
+  DispatcherReport report;
+  collect_figures({first, second}, 2, {1, 1}, report);
+  EXPECT_EQ(report.resident_bytes, 100);
 }
 
 TEST(StepFlops, CountsMatmuls) {

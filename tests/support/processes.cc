@@ -12,6 +12,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <ctime>
 #include <sstream>
 
 #include "plait/counters.h"
@@ -140,11 +141,10 @@ std::vector<Outcome> Processes::wait(double timeout_s) {
   return outcomes;
 }
 
-SharedCounter::SharedCounter()
-    : counter_(static_cast<std::atomic<int>*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
-SharedCounter::~SharedCounter() { munmap(counter_, 4096); }
-void SharedCounter::add(int value) const { counter_->fetch_add(value); }
-int SharedCounter::value() const { return counter_->load(); }
+SharedNumber::SharedNumber()
+    : number_(static_cast<std::atomic<int64_t>*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+SharedNumber::~SharedNumber() { munmap(number_, 4096); }
+
 bool SharedCounter::wait_for(int value, double timeout_s) const {
   const int64_t deadline = now_ns() + static_cast<int64_t>(timeout_s * 1e9);
   while (this->value() < value) {
@@ -152,6 +152,11 @@ bool SharedCounter::wait_for(int value, double timeout_s) const {
     poll(nullptr, 0, 1);
   }
   return true;
+}
+
+void pause_us(int64_t microseconds) {
+  const timespec time{microseconds / 1'000'000, microseconds % 1'000'000 * 1000};
+  nanosleep(&time, nullptr);
 }
 
 std::string unique_job() {

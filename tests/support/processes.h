@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -53,21 +54,33 @@ class Processes {
   std::vector<Child> children_;
 };
 
+/// A number in memory that forked children share; 0 at first.
+class SharedNumber {
+ public:
+  SharedNumber();
+  ~SharedNumber();
+  SharedNumber(const SharedNumber&) = delete;
+  SharedNumber& operator=(const SharedNumber&) = delete;
+  std::atomic<int64_t>& operator*() const { return *number_; }
+
+ private:
+  std::atomic<int64_t>* number_;
+};
+
 /// A counter in memory that forked children share: for telling that a point has been reached.
 class SharedCounter {
  public:
-  SharedCounter();
-  ~SharedCounter();
-  SharedCounter(const SharedCounter&) = delete;
-  SharedCounter& operator=(const SharedCounter&) = delete;
-  void add(int value = 1) const;
-  int value() const;
+  void add(int value = 1) const { *counter_ += value; }
+  int value() const { return static_cast<int>(*counter_); }
   /// False where it has not reached `value` after `timeout_s`.
   bool wait_for(int value, double timeout_s = 60) const;
 
  private:
-  std::atomic<int>* counter_;
+  SharedNumber counter_;
 };
+
+/// For random moments of a kill.
+void pause_us(int64_t microseconds);
 
 /// Runs body(group) on `size` ranks of an engine: threads, or forked processes that join a shm group of a fresh name. Statuses in rank order.
 std::vector<Status> run_engine(Engine engine, int size, const GroupOptions& options, const std::function<Status(Group&)>& body);

@@ -10,10 +10,9 @@
 
 #include <array>
 #include <cerrno>
-#include <csignal>
-#include <ctime>
 #include <system_error>
 
+#include "base/file_size_signal.h"
 #include "base/status_macros.h"
 #include "comm/deadline.h"
 #include "comm/memory_check.h"
@@ -22,30 +21,6 @@ namespace plait::comm::shm {
 namespace {
 
 constexpr const char* file_folder = "/dev/shm";
-
-/// Keeps SIGXFSZ, which a file beyond RLIMIT_FSIZE raises, from ending the process; the call then fails with EFBIG.
-class FileSizeSignalBlock {
- public:
-  FileSizeSignalBlock() {
-    sigemptyset(&signal_);
-    sigaddset(&signal_, SIGXFSZ);
-    pthread_sigmask(SIG_BLOCK, &signal_, &before_);
-  }
-  ~FileSizeSignalBlock() {
-    const timespec now{};
-    if (sigismember(&before_, SIGXFSZ) == 0) {
-      while (sigtimedwait(&signal_, nullptr, &now) > 0) {
-      }
-    }
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  FileSizeSignalBlock(const FileSizeSignalBlock&) = delete;
-  FileSizeSignalBlock& operator=(const FileSizeSignalBlock&) = delete;
-
- private:
-  sigset_t signal_{};
-  sigset_t before_{};
-};
 
 UniqueFd open_memory(Backing backing) {
   if (backing == Backing::memfd) {

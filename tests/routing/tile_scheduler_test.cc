@@ -1,0 +1,251 @@
+#include "routing/tile_scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/group_decorator.h"
+#include "support/test_tensors.h"
+
+namespace plait {
+namespace {
+
+constexpr Arrival arrival{3, 7, Stage::dispatch};
+
+/// Rank 0 of four, whose peers do what the test says: a peer's rows are there once it is marked, or once this rank has waited for it.
+class ScriptedGroup final : public comm::GroupDecorator {
+ public:
+  explicit ScriptedGroup(Group& inner) : GroupDecorator(inner) {}
+  int rank() const override { return 0; }
+  int size() const override { return 4; }
+  uint64_t signal_value(int peer, int channel) const override {
+    EXPECT_EQ(channel, arrival.channel);
+    return peer == 0 || there_[static_cast<size_t>(peer)].load() ? arrival.value : arrival.value - 1;
+  }
+  Status wait(int peer, int, uint64_t, std::string_view) override {
+    if (peer == 0) return {};
+    waited.push_back(peer);
+    if (peer == dead) return Status::peer_lost("rank is gone").at_rank(peer);
+    mark(peer);
+    return {};
+  }
+  void mark(int peer) { there_[static_cast<size_t>(peer)] = true; }
+
+  std::vector<int> waited;  ///< by the calling thread only
+  int dead = -1;
+
+ private:
+  std::array<std::atomic<bool>, 4> there_{};
+};
+
+class TileSchedulerTest : public ::testing::TestWithParam<int> {
+ protected:
+  std::unique_ptr<Context> context = Context::create({.threads = GetParam(), .kernel = ""}).take();
+  std::vector<std::unique_ptr<Group>> alone = make_thread_groups(1).take();
+  ScriptedGroup group{*alone[0]};
+  TileScheduler scheduler;
+
+  std::mutex mutex;
+  std::vector<TileScheduler::TileAt> ran;  ///< in the order of their ends
+
+  Status run() {
+    return scheduler.run(*context, group, arrival, [&](const TileScheduler::TileAt& at) {
+      std::lock_guard lock(mutex);
+      ran.push_back(at);
+    });
+  }
+  /// Position in `ran` of the first and last tile of a chain's step; -1 where it ran none.
+  int first(int chain, int step = 0) const {
+    for (size_t i = 0; i < ran.size(); ++i) {
+      if (ran[i].chain == chain && ran[i].step == step) return static_cast<int>(i);
+    }
+    return -1;
+  }
+  int last(int chain, int step = 0) const {
+    for (size_t i = ran.size(); i-- > 0;) {
+      if (ran[i].chain == chain && ran[i].step == step) return static_cast<int>(i);
+    }
+    return -1;
+  }
+};
+
+TileChain chain_with(std::initializer_list<int64_t> tiles, std::vector<int32_t> sources = {}) {
+  TileChain chain;
+  for (int64_t n : tiles) chain.add_step(Stage::gate_up, n);
+  chain.sources = std::move(sources);
+  return chain;
+}
+
+TEST_P(TileSchedulerTest, EveryTileOnceAndStagesInOrder) {
+  test::Random random(4);
+  std::vector<TileChain> chains;
+  for (int i = 0; i < 60; ++i) {
+    TileChain chain = chain_with({random.below(5), random.below(4), random.below(7)}, {static_cast<int32_t>(random.below(4))});
+    chain.filler = i % 7 == 3;
+    chains.push_back(chain);
+    EXPECT_EQ(scheduler.add(chain), i);
+  }
+  ASSERT_TRUE(run().ok());
+  size_t num_tiles = 0;
+  for (int c = 0; c < 60; ++c) {
+    int previous_end = -1;
+    for (int step = 0; step < 3; ++step) {
+      const int32_t tiles = chains[static_cast<size_t>(c)].steps[static_cast<size_t>(step)].num_tiles;
+      std::vector<int> times(static_cast<size_t>(tiles), 0);
+      for (const auto& at : ran) {
+        if (at.chain == c && at.step == step) ++times[static_cast<size_t>(at.tile)];
+      }
+      EXPECT_EQ(std::count(times.begin(), times.end(), 1), tiles) << c << " step " << step;
+      if (tiles == 0) continue;
+      EXPECT_GT(first(c, step), previous_end);
+      previous_end = last(c, step);
+      num_tiles += static_cast<size_t>(tiles);
+    }
+  }
+  EXPECT_EQ(ran.size(), num_tiles);
+  for (const auto& at : ran) EXPECT_TRUE(at.worker >= 0 && at.worker < GetParam());
+}
+
+TEST_P(TileSchedulerTest, AStageBeginsWhenTheOneBeforeHasEnded) {
+  for (int i = 0; i < 20; ++i) scheduler.add(chain_with({4, 0, 3}));
+  std::vector<std::atomic<int>> done(20);
+  std::atomic<int> early = 0;
+  const Status status = scheduler.run(*context, group, arrival, [&](const TileScheduler::TileAt& at) {
+    if (at.step == 2 && done[static_cast<size_t>(at.chain)] != 4) ++early;
+    if (at.step == 0) ++done[static_cast<size_t>(at.chain)];
+  });
+  EXPECT_TRUE(status.ok());
+  EXPECT_EQ(early, 0);
+}
+
+TEST_P(TileSchedulerTest, ChainsWithoutTilesEnd) {
+  int opened = 0;
+  const int gate = scheduler.add_gate([&] {
+    ++opened;
+    return Status();
+  });
+  for (int i = 0; i < 5; ++i) {
+    TileChain chain = chain_with({0, 0});
+    chain.leads[0] = {gate, 1};
+    scheduler.add(chain);
+  }
+  TileChain filler = chain_with({0});
+  filler.filler = true;
+  scheduler.add(filler);
+  EXPECT_TRUE(run().ok());
+  EXPECT_TRUE(ran.empty());
+  EXPECT_EQ(opened, 1);
+  TileScheduler nothing;
+  EXPECT_TRUE(nothing.run(*context, group, arrival, [](const TileScheduler::TileAt&) {}).ok());
+}
+
+TEST_P(TileSchedulerTest, AGateOpensOnceWhenAllItsStagesAreDone) {
+  std::atomic<int> opened = 0, at_once = 0;
+  int ran_before = 0;
+  const int gate = scheduler.add_gate([&] {
+    ++opened;
+    std::lock_guard lock(mutex);
+    for (const auto& at : ran) ran_before += at.chain < 2 && at.step == 0 ? 1 : 0;
+    return Status();
+  });
+  scheduler.add_gate([&] {
+    ++at_once;
+    return Status();
+  });
+  TileChain behind = chain_with({2});
+  behind.behind = gate;
+  for (int i = 0; i < 2; ++i) {
+    TileChain leading = chain_with({3, 2});
+    leading.leads[1] = {gate, 0};
+    scheduler.add(leading);
+  }
+  const int follower = scheduler.add(behind);
+  ASSERT_TRUE(run().ok());
+  EXPECT_EQ(opened, 1);
+  EXPECT_EQ(at_once, 1);
+  EXPECT_EQ(ran_before, 6);
+  EXPECT_GT(first(follower), std::max(last(0, 0), last(1, 0)));
+}
+
+TEST_P(TileSchedulerTest, FillersRunWhereNothingElseCan) {
+  TileChain filler = chain_with({3});
+  filler.filler = true;
+  const int first_added = scheduler.add(filler);
+  const int own = scheduler.add(chain_with({3}));
+  const int late = scheduler.add(chain_with({3}, {2}));
+  ASSERT_TRUE(run().ok());
+  EXPECT_EQ(group.waited, std::vector<int>{2});
+  EXPECT_LT(first(first_added), first(late)) << "before the wait";
+  if (GetParam() == 1) {
+    EXPECT_GT(first(first_added), last(own)) << "after what can run";
+  }
+}
+
+TEST_P(TileSchedulerTest, LateRowsDoNotHoldUpOthers) {
+  group.mark(3);
+  scheduler.add(chain_with({2}, {1, 2}));
+  scheduler.add(chain_with({2}, {0, 3}));
+  scheduler.add(chain_with({2}, {2}));
+  ASSERT_TRUE(run().ok());
+  EXPECT_EQ(ran.size(), 6U);
+  EXPECT_LT(last(1), std::min(first(0), first(2)));
+  EXPECT_EQ(group.waited, (std::vector<int>{1, 2}));
+  EXPECT_EQ(context->recorder().value(Counter::chains_late), 2);
+  EXPECT_EQ(context->recorder().value(Counter::tiles), 6);
+}
+
+TEST_P(TileSchedulerTest, RowsThatComeWhileOthersRunNeedNoWait) {
+  for (int i = 0; i < 4; ++i) scheduler.add(chain_with({5}));
+  scheduler.add(chain_with({1}, {1}));
+  const Status status = scheduler.run(*context, group, arrival, [&](const TileScheduler::TileAt&) { group.mark(1); });
+  EXPECT_TRUE(status.ok());
+  EXPECT_TRUE(group.waited.empty());
+}
+
+TEST_P(TileSchedulerTest, AnErrorOfTheWaitEndsTheRun) {
+  group.dead = 2;
+  scheduler.add(chain_with({2}));
+  TileChain waiting = chain_with({2}, {2});
+  waiting.expert = 11;
+  waiting.row_end = 40;
+  const int never = scheduler.add(waiting);
+  const Status status = run();
+  EXPECT_EQ(status.code(), StatusCode::peer_lost);
+  EXPECT_EQ(status.rank(), 2);
+  EXPECT_EQ(status.expert(), 11);
+  EXPECT_EQ(first(never), -1);
+  EXPECT_NE(scheduler.describe_unfinished().find("expert 11 rows 0-40 gate_up: waits for rows of rank 2"), std::string::npos)
+      << scheduler.describe_unfinished();
+}
+
+TEST_P(TileSchedulerTest, AnErrorOfAGateEndsTheRun) {
+  const int gate = scheduler.add_gate([] { return Status::aborted("no more"); });
+  TileChain leading = chain_with({1});
+  leading.leads[0] = {gate, 0};
+  scheduler.add(leading);
+  TileChain behind = chain_with({100});
+  behind.behind = gate;
+  scheduler.add(behind);
+  EXPECT_EQ(run().message(), "no more");
+  EXPECT_EQ(ran.size(), 1U);
+}
+
+TEST_P(TileSchedulerTest, ChainsThatWaitForEachOtherAreADefect) {
+  const int gate = scheduler.add_gate();
+  TileChain circle = chain_with({1});
+  circle.behind = gate;
+  circle.leads[0] = {gate, 0};
+  scheduler.add(circle);
+  EXPECT_EQ(run().code(), StatusCode::internal);
+  EXPECT_TRUE(ran.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, TileSchedulerTest, ::testing::Values(1, 2, 5));
+
+}  // namespace
+}  // namespace plait
