@@ -23,6 +23,9 @@ struct Env {
 
   /// Reads the process environment afresh. A malformed value is an error naming the variable, the value and what is allowed.
   static Result<Env> read();
+  /// The folder for what is kept between runs: `cache`, else $XDG_CACHE_HOME/plait, else $HOME/.cache/plait; "" where it is "off" or none of
+  /// them is set.
+  std::string cache_folder() const;
 };
 
 /// One knob, for help and documentation.

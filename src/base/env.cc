@@ -110,6 +110,16 @@ Status apply(const Knob& knob, Env& env) {
 
 }  // namespace
 
+std::string Env::cache_folder() const {
+  if (!cache.empty()) return cache == "off" ? "" : cache;
+  auto below = [](const char* variable, const char* folder) {
+    const char* base = std::getenv(variable);
+    return base != nullptr && *base != '\0' ? std::string(base) + folder : std::string();
+  };
+  const std::string folder = below("XDG_CACHE_HOME", "/plait");
+  return !folder.empty() ? folder : below("HOME", "/.cache/plait");
+}
+
 Result<Env> Env::read() {
   Env env;
   for (const Knob& knob : knobs) PLAIT_RETURN_IF_ERROR(apply(knob, env));

@@ -13,6 +13,7 @@
 #include "ops/dense_rows.h"
 #include "ops/grouped_matmul_layout.h"
 #include "routing/fused_call.h"
+#include "routing/state_dump.h"
 
 /// Dispatcher allgather: every rank gathers all tokens with their routing and computes its own experts' rows; results go home as rows or as
 /// sums of tree nodes, whichever is less.
@@ -53,7 +54,7 @@ ParcelPlan own_parcels(const LayerCall& call, const LayerState& state) {
 }
 
 /// All ranks' rows of tokens as one matrix, copied as they become readable. In a group of one: nothing.
-Result<Tensor> gather(LayerCall& call, const GatheredTokens& tokens, const TokenRows& rows, const Arrival& arrival) {
+Result<Tensor> gather(LayerCall& call, const RoutingPlan& plan, const GatheredTokens& tokens, const TokenRows& rows, const Arrival& arrival) {
   if (call.group.size() == 1) return Tensor{};
   StageScope scope(call, arrival.stage);
   const DType dtype = call.config.dtype;
@@ -61,7 +62,8 @@ Result<Tensor> gather(LayerCall& call, const GatheredTokens& tokens, const Token
   PLAIT_ASSIGN_OR_RETURN(Tensor all, call.context.empty(dtype, {tokens.first_token.back(), hidden}));
   for (int i = 0; i < call.group.size(); ++i) {
     const int peer = (call.group.rank() + i) % call.group.size();
-    PLAIT_RETURN_IF_ERROR(call.group.wait(peer, arrival.channel, arrival.value, name(arrival.stage)));
+    const Status arrived = call.group.wait(peer, arrival.channel, arrival.value, name(arrival.stage));
+    if (!arrived.ok()) return without_rows(plan, arrived);
     const auto p = static_cast<size_t>(peer);
     const ConstTensorView from(rows.views[p].data(), dtype, {tokens.num_tokens(peer), hidden});
     copy_rows(call.context, from, all.view.slice(tokens.first_token[p], tokens.first_token[p + 1]));
@@ -117,7 +119,7 @@ Status receive(LayerCall& call, const RoutingPlan& plan, const WindowBuffer& own
   PLAIT_ASSIGN_OR_RETURN(dispatched.weights, call.context.empty(DType::f32, {num_rows, 1}));
   tokens.sort_entries(std::span(dispatched.tokens.as<int32_t>(), static_cast<size_t>(num_rows)),
                       std::span(dispatched.weights.as<float>(), static_cast<size_t>(num_rows)));
-  PLAIT_ASSIGN_OR_RETURN(tokens.x, gather(call, tokens, dispatched.x, arrival));
+  PLAIT_ASSIGN_OR_RETURN(tokens.x, gather(call, plan, tokens, dispatched.x, arrival));
   return {};
 }
 
@@ -181,11 +183,11 @@ Result<EntryGradients> backward(LayerCall& call, const ConstTensorView& x, const
   x_rows.write(call, x);
   x_rows.views = std::move(views[2]);
   PLAIT_ASSIGN_OR_RETURN(const FusedSignals signals, tell_rows_there(call.group, Stage::backward_combine));
-  PLAIT_ASSIGN_OR_RETURN(const Tensor all_dy, gather(call, tokens, dy_rows, signals.rows));
+  PLAIT_ASSIGN_OR_RETURN(const Tensor all_dy, gather(call, plan, tokens, dy_rows, signals.rows));
   Tensor all_x = tokens.x, h = state.h;
   const int64_t num_rows = plan.num_recv_rows();
   if (config.recompute) {
-    PLAIT_ASSIGN_OR_RETURN(all_x, gather(call, tokens, x_rows, signals.rows));
+    PLAIT_ASSIGN_OR_RETURN(all_x, gather(call, plan, tokens, x_rows, signals.rows));
     PLAIT_ASSIGN_OR_RETURN(h, context.empty(config.dtype, {num_rows, call.hidden_columns()}));
   }
   PLAIT_ASSIGN_OR_RETURN(const Tensor g, context.empty(config.dtype, {num_rows, config.intermediate}));

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -30,19 +29,8 @@ bool parse_line(const std::string& line, std::string& key, CandidateTimes& times
 
 std::string DispatchCache::default_path() {
   const Result<Env> env = Env::read();
-  if (!env.ok() || env.value().cache == "off") return "";
-  std::filesystem::path folder = env.value().cache;
-  if (folder.empty()) {
-    const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
-    if (cache != nullptr && *cache != '\0') {
-      folder = std::filesystem::path(cache) / "plait";
-    } else if (home != nullptr && *home != '\0') {
-      folder = std::filesystem::path(home) / ".cache" / "plait";
-    } else {
-      return "";
-    }
-  }
-  return (folder / "dispatchers.txt").string();
+  const std::string folder = env.ok() ? env.value().cache_folder() : "";
+  return folder.empty() ? "" : folder + "/dispatchers.txt";
 }
 
 std::map<std::string, CandidateTimes> DispatchCache::load() const {

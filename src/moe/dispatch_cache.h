@@ -11,7 +11,7 @@ namespace plait::moe {
 
 class DispatchCache {
  public:
-  /// The file of this user: in PLAIT_CACHE, else $XDG_CACHE_HOME/plait, else ~/.cache/plait; "" where PLAIT_CACHE is "off" or none exists.
+  /// The file in Env::cache_folder(); "" where there is none.
   static std::string default_path();
 
   explicit DispatchCache(std::string path) : path_(std::move(path)) {}

@@ -14,6 +14,7 @@
 #include "base/file_size_signal.h"
 #include "base/log.h"
 #include "plait/env.h"
+#include "routing/row_access.h"
 #include "routing/window_buffer.h"
 
 namespace plait {
@@ -72,6 +73,19 @@ Status without_results(const RoutingPlan& plan, const Status& error) {
                     fmt::format("{} went to experts of rank {}, the first to expert {}", num_rows == 1 ? "1 row" : fmt::format("{} rows", num_rows),
                                 error.rank(), first),
                     first);
+}
+
+Status without_rows(const RoutingPlan& plan, const Status& error) {
+  int64_t num_rows = 0, first = -1;
+  for_each_rank_block(plan, [&](const RankBlock& block) {
+    if (block.source != error.rank()) return;
+    if (num_rows == 0) first = plan.placement().global(plan.rank(), block.local_expert);
+    num_rows += block.num_rows;
+  });
+  if (num_rows == 0) return error;
+  return concerning(
+      error, fmt::format("{} {} for rank {}, the first of expert {}", num_rows, num_rows == 1 ? "row waits" : "rows wait", error.rank(), first),
+      first);
 }
 
 std::string describe_missing_results(const Group& group) {

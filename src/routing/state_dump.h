@@ -14,6 +14,9 @@ namespace plait {
 /// The error with "; note" behind its message and with the expert, unless it names one already or `expert` is negative.
 Status concerning(const Status& error, std::string_view note, int64_t expert);
 
+/// For an error in the wait for all of a rank's rows: how many of this rank's rows wait for it, and for which expert first.
+Status without_rows(const RoutingPlan& plan, const Status& error);
+
 /// For an error in the wait for results: with how many of this rank's entries went to experts of the rank concerned.
 Status without_results(const RoutingPlan& plan, const Status& error);
 

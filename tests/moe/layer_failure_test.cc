@@ -166,7 +166,7 @@ std::vector<Point> points(bool fused) {
             {"backward", {Kind::exchange, -1, 3}, {code, 2, "exchange_counts", {"rank 2 did not reach"}}},
             {"backward dispatch", {Kind::exchange, -1, 4}, {code, 2, "backward_dispatch", {"rank 2 did not reach"}}}};
   }
-  const std::vector<std::string> rows = {"rank 2 did not reach", "of rows wait", "for rank 2, the first of expert "};
+  const std::vector<std::string> rows = {"rank 2 did not reach", "wait", "for rank 2, the first of expert "};
   const std::vector<std::string> results = {"rank 2 did not reach", "to experts of rank 2, the first to expert "};
   return {{"forward", {Kind::exchange, -1, 1}, {code, 2, "exchange_counts", {"rank 2 did not reach"}}},
           {"rows", {Kind::signal, rows_there, 1}, {code, 2, "dispatch", rows, true}},

@@ -112,6 +112,39 @@ TEST_F(OperatorsDoc, Layer) {
   }));
 }
 
+TEST(OperatorsDocOnRanks, FusedPair) {
+  expect_ok(run_ranks(2, {}, [](Group& group) {
+    auto context = Context::create({.threads = 1, .kernel = ""}).take();
+    const bool first = group.rank() == 0;
+    plait::Tensor x = first ? make(plait::DType::f32, {2, 1}, {3, 4}) : make(plait::DType::f32, {1, 1}, {5});
+    plait::Tensor weight = make(plait::DType::f32, {1, 1, 1}, {first ? 10.0 : 100.0});
+    const std::vector<int64_t> send = first ? std::vector<int64_t>{0, 2} : std::vector<int64_t>{1, 0};
+    const std::vector<int64_t> recv = first ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{2, 0};
+    plait::Result<plait::AllToAllVGmmResult> there = plait::alltoallv_grouped_matmul(*context, group, x, weight, send, recv);
+    plait::Result<plait::AllToAllVGmmResult> back = plait::grouped_matmul_alltoallv(*context, group, there->y, weight, recv, send);
+    if (!back.ok()) return back.status();
+    expect_near(there->y, first ? std::vector<double>{50} : std::vector<double>{300, 400});
+    expect_near(back->y, first ? std::vector<double>{30000, 40000} : std::vector<double>{500});
+    return Status();
+  }));
+}
+
+TEST(OperatorsDocOnRanks, FusedExpert) {
+  expect_ok(run_ranks(1, {}, [](Group& group) {
+    auto context = Context::create({.threads = 1, .kernel = ""}).take();
+    plait::Tensor up = make(plait::DType::f32, {2, 1, 1}, {1, 3}), down = make(plait::DType::f32, {2, 1, 1}, {1, 10});
+    plait::Tensor x = make(plait::DType::f32, {1, 2, 1}, {2, 4});
+    plait::Tensor ids = make(plait::DType::i32, {1, 2, 1}, {0, 1});
+    plait::FusedExpertOptions options;
+    options.activation.kind = plait::ActivationKind::relu2;  // without a gate
+    plait::FusedExpertWeights weights{.up = up, .down = down};
+    plait::Result<plait::FusedExpertResult> result = plait::mc2_fused_expert(*context, group, x, weights, ids, {}, options);
+    if (!result.ok()) return result.status();
+    expect_near(result->y, {4, 1440});
+    return Status();
+  }));
+}
+
 std::string without_spaces(const std::string& text) {
   std::string out;
   for (char c : text) {
@@ -140,7 +173,7 @@ TEST_F(OperatorsDoc, ExamplesAreTheOnesAbove) {
       block.clear();
     }
   }
-  EXPECT_EQ(num_blocks, 6);
+  EXPECT_EQ(num_blocks, 8);
 }
 
 }  // namespace
