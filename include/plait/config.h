@@ -13,6 +13,9 @@
 
 namespace plait {
 
+/// alltoall, then mc2.
+std::vector<Dispatcher> default_dispatchers();
+
 /// One case of `plait run`, `verify` and `bench`. The table of src/config/case_fields.h gives each value its name as a YAML key, as a
 /// command-line option and in JSON.
 struct Case {
@@ -28,7 +31,7 @@ struct Case {
   uint64_t seed = 0;
   bool backward = true;
   int64_t chunks = 0;                                                               ///< 0 = auto
-  std::vector<Dispatcher> dispatchers = {Dispatcher::eager, Dispatcher::alltoall};  ///< the first is the baseline
+  std::vector<Dispatcher> dispatchers = default_dispatchers();  ///< the first is the baseline
   bool fused_ops = true;                                                            ///< use_npu_fused_ops
   bool grouped_expert_matmul = true;
   std::vector<std::string> apply_modules;

@@ -65,6 +65,14 @@ void CaseBuilder::apply_model(Case& to) {
   if (Status status = apply_preset(named.model, named.scale, to); !status.ok()) faults_.push_back(status.message());
 }
 
+/// Fewer experts asked for on the command line than a file's or model's tokens choose: they choose them all.
+void CaseBuilder::fit_topk(Case& to) const {
+  const Setting *experts = find("experts"), *topk = find("topk");
+  if (experts == nullptr || experts->source != SettingSource::option || (topk != nullptr && topk->source == SettingSource::option)) return;
+  RouterConfig& router = to.layer.router;
+  if (router.num_experts > 0) router.top_k = std::min(router.top_k, router.num_experts);
+}
+
 void CaseBuilder::check_rules(const Case& of) {
   for (const CaseFault& fault : case_faults(of)) {
     std::vector<std::string> origins;
@@ -96,6 +104,9 @@ Result<Case> CaseBuilder::build() {
   apply_all(SettingSource::stack_section, SettingSource::case_section, result);
   if (model_from_option) apply_model(result);
   apply_all(SettingSource::option, SettingSource::option, result);
+  fit_topk(result);
+  const bool as_loop = !result.fused_ops || !result.grouped_expert_matmul;
+  if (as_loop && find("dispatcher") == nullptr) result.dispatchers = {Dispatcher::eager, Dispatcher::alltoall};
   if (faults_.empty()) {
     check_rules(result);
     check_input(result);

@@ -42,6 +42,7 @@ class CaseBuilder {
   void apply(const Setting& setting, Case& to);
   void apply_all(SettingSource from, SettingSource to_source, Case& to);
   void apply_model(Case& to);
+  void fit_topk(Case& to) const;
   void check_rules(const Case& of);
   void check_input(const Case& of);
 

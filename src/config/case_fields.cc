@@ -11,6 +11,9 @@
 #include "config/nearest.h"
 
 namespace plait {
+
+std::vector<Dispatcher> default_dispatchers() { return {Dispatcher::alltoall, Dispatcher::mc2}; }
+
 namespace {
 
 constexpr int64_t max_size = std::numeric_limits<int32_t>::max();
@@ -122,7 +125,7 @@ const CaseField shape_fields[] = {
     {"experts", "E", FieldGroup::shape, "Experts of the layer, a multiple of the ranks", at_least_1, nullptr,
      [](Case& c, Text t) { return assign_size(c.layer.router.num_experts, t); },
      [](const Case& c) { return FieldValue(c.layer.router.num_experts); }},
-    {"topk", "K", FieldGroup::shape, "Experts that each token chooses", at_least_1, nullptr,
+    {"topk", "K", FieldGroup::shape, "Experts that each token chooses; at most --experts where only that is given", at_least_1, nullptr,
      [](Case& c, Text t) { return assign_size(c.layer.router.top_k, t); }, [](const Case& c) { return FieldValue(c.layer.router.top_k); }},
     {"shared_expert", "I", FieldGroup::shape, "Columns inside the shared expert, 0 for none", at_least_0, nullptr,
      [](Case& c, Text t) { return assign_size(c.layer.shared_intermediate, t, 0); },

@@ -256,6 +256,69 @@ TEST(FusedPairAdjoint, GradientsAreThoseOfTheForward) {
   }
 }
 
+/// Null pointers where there are no rows, on every rank and on some.
+TEST(FusedPairEdges, NoRowsNeedNoMemory) {
+  for (const bool one_row : {false, true}) {
+    PairCase c{.num_ranks = 4, .experts = 1, .k = 3, .n = 2};
+    c.counts.assign(16, 0);
+    if (one_row) c.counts[2] = 1;  // of rank 0, for the expert of rank 2
+    EXPECT_EQ(
+        run_pair(c, {},
+                 [&](const Context& context, Group& group) -> Status {
+                   const int rank = group.rank();
+                   const std::vector<int64_t> out = c.out_counts(rank), arrive = c.arrive_counts(rank);
+                   const Tensor rows = c.rows(rank, 1, c.num_home_rows(rank), 3), dy = c.rows(rank, 2, c.num_expert_rows(rank), 2);
+                   auto maybe_null = [](const Tensor& t) {
+                     return t.view.shape[0] == 0 ? ConstTensorView(static_cast<const void*>(nullptr), DType::f32, {0, t.view.shape[1]}) : t.view;
+                   };
+                   const Tensor weight = c.weight(rank), dw = make_tensor(DType::f32, {1, 3, 2});
+                   PLAIT_ASSIGN_OR_RETURN(const AllToAllVGmmResult there,
+                                          alltoallv_grouped_matmul(context, group, maybe_null(rows), weight, out, arrive, {.return_permuted = true}));
+                   PLAIT_ASSIGN_OR_RETURN(const AllToAllVGmmInputGradients d,
+                                          alltoallv_grouped_matmul_backward(context, group, {.dy = maybe_null(dy)}, there.permuted, weight, out,
+                                                                            arrive, {.weight = dw}));
+                   if (there.y.view.shape[0] != (one_row && rank == 2 ? 1 : 0)) return Status::internal("rows of y");
+                   if (d.dx.view.shape[0] != (one_row && rank == 0 ? 1 : 0)) return Status::internal("rows of dx");
+                   const bool has_gradient = one_row && rank == 2;
+                   for (int64_t i = 0; i < dw.view.num_elements(); ++i) {
+                     if ((get(dw, i) != 0) != has_gradient) return Status::internal("dw");
+                   }
+                   return {};
+                 }),
+        "");
+  }
+}
+
+/// A gradient that is one number for all elements, as the sum's is, and one row for all rows.
+TEST(FusedPairEdges, GradientsOfStrideZero) {
+  const PairCase c = uneven_case(DType::f32);
+  for (const bool home : {false, true}) {
+    EXPECT_EQ(run_pair(c, {.threads = 2},
+                       [&](const Context& context, Group& group) -> Status {
+                         const int rank = group.rank();
+                         const std::vector<int64_t> out = c.out_counts(rank), arrive = c.arrive_counts(rank);
+                         const Tensor x = c.rows(rank, 1, c.num_expert_rows(rank), c.k), weight = c.weight(rank), row = c.rows(0, 2, 1, c.n);
+                         TensorView broadcast = row;
+                         broadcast.shape[0] = home ? c.num_home_rows(rank) : c.num_expert_rows(rank);
+                         broadcast.strides[0] = 0;
+                         const auto back = home ? grouped_matmul_alltoallv_backward : alltoallv_grouped_matmul_backward;
+                         for (const int64_t column_stride : {1, 0}) {
+                           broadcast.strides[1] = column_stride;
+                           const Tensor dense = copy_of(broadcast), dw = make_tensor(DType::f32, {c.experts, c.k, c.n}), expected_dw = copy_of(dw);
+                           const std::vector<int64_t>&send = home ? arrive : out, &recv = home ? out : arrive;
+                           PLAIT_ASSIGN_OR_RETURN(const AllToAllVGmmInputGradients got,
+                                                  back(context, group, {.dy = broadcast}, x, weight, send, recv, {.weight = dw}, {}));
+                           PLAIT_ASSIGN_OR_RETURN(const AllToAllVGmmInputGradients expected,
+                                                  back(context, group, {.dy = dense}, x, weight, send, recv, {.weight = expected_dw}, {}));
+                           PLAIT_RETURN_IF_ERROR(expect_bits(got.dx, expected.dx, "dx"));
+                           PLAIT_RETURN_IF_ERROR(expect_bits(dw, expected_dw, "dw"));
+                         }
+                         return {};
+                       }),
+              "");
+  }
+}
+
 /// What came home lies in the window and goes out again from there.
 TEST(FusedPairMemory, RowsInTheWindowAreNotCopied) {
   PairCase c{.num_ranks = 3, .experts = 2, .k = 6, .n = 6, .load = Load::uneven, .seed = 4};

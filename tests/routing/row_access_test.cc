@@ -73,6 +73,11 @@ TEST(ExpertBlocks, AreCutBetweenTwoRanksWhereOneIsNear) {
   const std::vector<ExpertBlock> far = make_expert_blocks(plan_of(2, 1, {20, 0, 64, 0}, 0), 64);
   ASSERT_EQ(far.size(), 2U);
   EXPECT_EQ(std::max(far[0].row_begin, far[1].row_begin), 42);
+  // 66 + 62: the boundary is near, but behind the limit.
+  const std::vector<ExpertBlock> full = make_expert_blocks(plan_of(2, 1, {66, 0, 62, 0}, 0), 64);
+  ASSERT_EQ(full.size(), 2U);
+  EXPECT_EQ(full[0].num_rows(), 64);
+  EXPECT_EQ(full[1].num_rows(), 64);
 }
 
 TEST(ExpertBlocks, OwnRowsComeFirstThenTheNextRanks) {
