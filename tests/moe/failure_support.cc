@@ -35,7 +35,7 @@ Status fail_once(Result<std::unique_ptr<Group>> group, const Context& context, c
 
 std::vector<Dispatcher> waiting_dispatchers() {
   std::vector<Dispatcher> list(available_dispatchers().begin(), available_dispatchers().end());
-  std::erase(list, Dispatcher::eager);
+  std::erase_if(list, [](Dispatcher d) { return d == Dispatcher::eager || d == Dispatcher::automatic; });
   return list;
 }
 
@@ -115,7 +115,7 @@ void stall(Group& group) {
 }
 
 std::vector<Status> stall_at(Engine engine, const KnownLayer& layer, const StallPoint& point, const std::function<void()>& before) {
-  constexpr double short_timeout_s = 0.7;  // no rank that runs takes so long for one call, however loaded the machine is
+  constexpr double short_timeout_s = 0.5;  // no rank that runs takes so long for one call, however loaded the machine is
   const SharedCounter given_up;
   return fail_then_work(engine, 3, short_timeout_s, layer, [&](const Context& context, Group& group) {
     if (before) before();

@@ -15,7 +15,7 @@
 
 namespace plait::test {
 
-/// Dispatchers that wait for ranks in ways of their own; eager waits as alltoall does.
+/// Dispatchers that wait for ranks in ways of their own; eager waits as alltoall does, auto as the one that it chooses.
 std::vector<Dispatcher> waiting_dispatchers();
 
 /// Twelve experts, given routing, and what comes out in groups of 1 to 4 ranks.

@@ -1,0 +1,144 @@
+// The property of the fused dispatchers: y, dx, dweights and both dW have the bits of the unfused stage sequence (eager), whatever the ranks,
+// experts, routing, threads, tiles and the order in which peers seem to come.
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "support/delayed_group.h"
+#include "support/layer_case.h"
+
+namespace plait::test {
+namespace {
+
+enum class Load { even, one_expert, half_the_experts, last_rank };
+constexpr Load loads[] = {Load::even, Load::one_expert, Load::half_the_experts, Load::last_rank};
+
+struct Property {
+  int ranks;
+  int64_t experts_per_rank;
+  DType dtype = DType::bf16;
+  Load load = Load::even;
+  int threads = 1;
+  bool recompute = false;
+  uint64_t seed = 0;
+  int64_t tokens = 24, hidden = 19, intermediate = 13;
+
+  std::string to_string() const {
+    return std::to_string(ranks) + " ranks of " + std::to_string(experts_per_rank) + " experts, " + std::string(name(dtype)) + ", load " +
+           std::to_string(static_cast<int>(load)) + ", " + std::to_string(threads) + " threads, recompute " + std::to_string(recompute) + ", seed " +
+           std::to_string(seed);
+  }
+};
+
+int32_t draw_expert(const Property& p, std::mt19937_64& random) {
+  const auto num_experts = static_cast<uint64_t>(p.ranks * p.experts_per_rank);
+  switch (p.load) {
+    case Load::one_expert:
+      return static_cast<int32_t>(num_experts / 2);
+    case Load::half_the_experts:
+      return static_cast<int32_t>(random() % num_experts / 2 * 2);
+    case Load::last_rank:
+      return static_cast<int32_t>(num_experts - 1 - random() % static_cast<uint64_t>(p.experts_per_rank));
+    default:
+      return static_cast<int32_t>(random() % num_experts);
+  }
+}
+
+LayerInputs inputs_of(const Property& p, std::mt19937_64& random) {
+  LayerConfig config = small_config(p.dtype);
+  config.hidden = p.hidden;
+  config.intermediate = p.intermediate;
+  config.recompute = p.recompute;
+  config.expert_bias = p.seed % 2 == 0;
+  config.router.num_experts = p.ranks * p.experts_per_rank;
+  config.router.top_k = std::min<int64_t>(3, config.router.num_experts);
+  LayerInputs in = make_inputs(config, {.tokens = p.tokens, .seed = p.seed, .given_routing = true});
+  for (int64_t i = 0; i < in.ids.view.num_elements(); ++i) {
+    set(in.ids, i, draw_expert(p, random));
+    if (random() % 7 == 0) set(in.weights, i, 0);
+  }
+  return in;
+}
+
+/// Uneven, some ranks without tokens.
+TokenSplit split_of(const Property& p, std::mt19937_64& random) {
+  TokenSplit split(static_cast<size_t>(p.ranks), 0);
+  for (int64_t t = 0; t < p.tokens; ++t) ++split[random() % 3 == 0 ? 0 : random() % split.size()];
+  return split;
+}
+
+/// Two steps, so that the second one meets the memory of the first; the second's results.
+std::vector<RankResult> run(const Property& p, LayerInputs in, const TokenSplit& split, Dispatcher dispatcher, uint64_t delay_seed) {
+  in.config.dispatcher = dispatcher;
+  std::vector<RankResult> results(split.size());
+  const std::vector<Status> statuses = run_with_contexts(p.ranks, {.threads = p.threads, .kernel = {}}, [&](const Context& context, Group& group) {
+    DelayedGroup delayed(group, delay_seed + static_cast<uint64_t>(group.rank()));
+    for (int step = 0; step < 2; ++step) PLAIT_RETURN_IF_ERROR(run_rank(context, delayed, in, split, results[static_cast<size_t>(group.rank())]));
+    return Status();
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << name(dispatcher) << ": " << status.to_string();
+  return results;
+}
+
+void expect_property(const Property& p) {
+  SCOPED_TRACE(p.to_string());
+  std::mt19937_64 random(p.seed);
+  const LayerInputs in = inputs_of(p, random);
+  const TokenSplit split = split_of(p, random);
+  const std::vector<RankResult> expected = run(p, in, split, Dispatcher::eager, 0);
+  for (const Dispatcher dispatcher : {Dispatcher::mc2, Dispatcher::allgather, Dispatcher::automatic}) {
+    const std::vector<RankResult> got = run(p, in, split, dispatcher, random());
+    for (size_t rank = 0; rank < split.size(); ++rank) {
+      ASSERT_EQ(difference(got[rank], expected[rank]), "") << name(dispatcher) << ", rank " << rank;
+    }
+  }
+}
+
+bool full_product() {
+  const char* value = std::getenv("PLAIT_TEST_FULL");
+  return value != nullptr && *value != '\0';
+}
+
+class FusedLayer : public testing::TestWithParam<std::tuple<int, int64_t>> {};
+
+TEST_P(FusedLayer, HasTheBitsOfTheUnfusedSequence) {
+  const auto [ranks, experts_per_rank] = GetParam();
+  constexpr DType types[] = {DType::bf16, DType::f32, DType::f16};
+  constexpr int thread_counts[] = {1, 2, 5};
+  uint64_t seed = static_cast<uint64_t>(100 * ranks + experts_per_rank);
+  std::mt19937 random(static_cast<uint32_t>(seed));
+  for (const Load load : loads) {
+    for (int variant = 0; variant < (full_product() ? 9 : 1); ++variant) {
+      const size_t v = full_product() ? static_cast<size_t>(variant) : random() % 9;
+      expect_property({.ranks = ranks,
+                       .experts_per_rank = experts_per_rank,
+                       .dtype = types[v % 3],
+                       .load = load,
+                       .threads = thread_counts[v / 3],
+                       .recompute = random() % 2 == 0,
+                       .seed = ++seed});
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(RanksAndExperts, FusedLayer, testing::Combine(testing::Values(1, 2, 3, 4, 7, 8), testing::Values<int64_t>(1, 2, 5, 32, 64)),
+                         [](const auto& param_info) {
+                           return std::to_string(std::get<0>(param_info.param)) + "x" + std::to_string(std::get<1>(param_info.param));
+                         });
+
+/// Blocks of rows and of columns that are cut: more rows than a tile has, from several ranks, and more columns.
+TEST(FusedLayerTiles, ManyBlocksOfRowsAndColumns) {
+  for (const Load load : {Load::even, Load::one_expert}) {
+    for (const int threads : {1, 3}) {
+      expect_property(
+          {.ranks = 3, .experts_per_rank = 1, .load = load, .threads = threads, .seed = 77, .tokens = 700, .hidden = 300, .intermediate = 140});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace plait::test
