@@ -33,7 +33,19 @@ enum class Stage : uint8_t {
 inline constexpr int num_stages = static_cast<int>(Stage::other) + 1;
 std::string_view name(Stage stage);
 
-enum class Counter : uint8_t { rows_sent, bytes_sent, rows_received, bytes_received, bytes_copied, waits, wait_ns, exchanges, matmul_flops, tiles, chains_late };
+enum class Counter : uint8_t {
+  rows_sent,
+  bytes_sent,
+  rows_received,
+  bytes_received,
+  bytes_copied,
+  waits,
+  wait_ns,
+  exchanges,
+  matmul_flops,
+  tiles,
+  chains_late
+};
 inline constexpr int num_counters = static_cast<int>(Counter::chains_late) + 1;
 std::string_view name(Counter counter);
 
@@ -46,8 +58,8 @@ struct ZoneEvent {
   int64_t end_ns;
 };
 
-/// Totals per stage and counter; events too where `keep_events` is set. add() and zones may come from the rank's calling thread only;
-/// counters from any thread.
+/// Totals per stage and counter; events too where `keep_events` is set. add_zone(), add_wait() and zones may come from the rank's calling thread
+/// only; counters from any thread.
 class Recorder {
  public:
   void add(Counter counter, int64_t value) { counters_[static_cast<int>(counter)].fetch_add(value, std::memory_order_relaxed); }
@@ -58,11 +70,19 @@ class Recorder {
   }
   /// Time of a stage whose work is spread over threads: their mean, which has no begin and end of its own.
   void add_stage_ns(Stage stage, int64_t ns) { stage_ns_[static_cast<int>(stage)] += ns; }
+  /// Time that this rank waited while `peer` had not come; where it waited for several, each of them counts.
+  void add_wait(int peer, int64_t ns) {
+    if (static_cast<size_t>(peer) >= peer_wait_ns_.size()) peer_wait_ns_.resize(static_cast<size_t>(peer) + 1);
+    peer_wait_ns_[static_cast<size_t>(peer)] += ns;
+  }
+  /// Per peer; peers beyond the end were never waited for.
+  const std::vector<int64_t>& peer_wait_ns() const { return peer_wait_ns_; }
   int64_t stage_ns(Stage stage) const { return stage_ns_[static_cast<int>(stage)]; }
   const std::vector<ZoneEvent>& events() const { return events_; }
   void reset() {
     for (auto& c : counters_) c.store(0, std::memory_order_relaxed);
     stage_ns_ = {};
+    peer_wait_ns_.clear();
     events_.clear();
   }
   bool keep_events = false;
@@ -70,6 +90,7 @@ class Recorder {
  private:
   std::array<std::atomic<int64_t>, num_counters> counters_{};
   std::array<int64_t, num_stages> stage_ns_{};
+  std::vector<int64_t> peer_wait_ns_;
   std::vector<ZoneEvent> events_;
 };
 

@@ -123,12 +123,14 @@ template <typename Ready, typename Missing>
 Status Protocol::wait_until(Event& event, Ready ready, Missing missing) {
   if (ready()) return {};
   const int64_t begin = now_ns();
+  const std::vector<int> late = recorder_ != nullptr ? missing() : std::vector<int>();
   bool done = false;
   for (int64_t end = begin + spin_ns_; !done && now_ns() < end; done = ready()) spin_pause();
   Status status = done ? Status() : sleep_until(event, ready, missing);
   if (recorder_ != nullptr) {
     recorder_->add(Counter::waits, 1);
     recorder_->add(Counter::wait_ns, now_ns() - begin);
+    for (int rank : late) recorder_->add_wait(rank, now_ns() - begin);
   }
   return status;
 }

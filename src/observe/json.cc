@@ -34,7 +34,11 @@ Json per_rank(const DispatcherReport& d) {
     list.push_back({{"rank", rank},
                     {"step", to_json(d.step_per_rank[rank])},
                     {"bytes_sent", rank < d.bytes_sent_per_rank.size() ? d.bytes_sent_per_rank[rank] : 0},
-                    {"peak_bytes", rank < d.peak_bytes_per_rank.size() ? d.peak_bytes_per_rank[rank] : 0}});
+                    {"peak_bytes", rank < d.peak_bytes_per_rank.size() ? d.peak_bytes_per_rank[rank] : 0},
+                    {"waited", to_json(d.waited_per_rank[rank])},
+                    {"waited_for", d.waited_for_per_rank[rank] < 0 ? Json(nullptr) : Json(d.waited_for_per_rank[rank])},
+                    {"tiles", d.tiles_per_rank[rank]},
+                    {"chains_late", d.chains_late_per_rank[rank]}});
   }
   return list;
 }

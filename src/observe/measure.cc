@@ -64,6 +64,14 @@ class GroupScope {
   Group& before_;
 };
 
+void take_waits(const Recorder& recorder, StepSample& sample) {
+  const std::vector<int64_t>& waits = recorder.peer_wait_ns();
+  const auto longest = std::max_element(waits.begin(), waits.end());
+  if (longest == waits.end() || *longest == 0) return;
+  sample.waited = milliseconds(*longest);
+  sample.waited_for = static_cast<int>(longest - waits.begin());
+}
+
 /// One direction: rows to the experts together with the exchange of counts, or rows home.
 Status move_rows(LayerRun& run, const RoutingPlan& plan, bool home) {
   Group& group = run.group();
@@ -156,6 +164,10 @@ Result<StepSample> measure_step(LayerRun& run, Dispatcher dispatcher, bool backw
   sample.backward = milliseconds(end - middle);
   take_stages(recorder, sample);
   sample.ran = run.state().dispatcher;
+  take_waits(recorder, sample);
+  run.state().dispatcher_reason.copy(sample.reason.data(), sample.reason.size() - 1);
+  sample.tiles = recorder.value(Counter::tiles);
+  sample.chains_late = recorder.value(Counter::chains_late);
   sample.bytes_sent = recorder.value(Counter::bytes_sent);
   sample.peak_bytes = run.context().arena().peak_bytes() + group.peak_window_bytes();
   sample.resident_bytes = resident_bytes();

@@ -1,6 +1,7 @@
 #pragma once
 /// One rank's layer of a case, run with any dispatcher, and the figures of its steps. docs/measuring.md defines each.
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -57,6 +58,10 @@ class LayerRun {
 struct StepSample {
   double step = 0, forward = 0, backward = 0, comm = 0, dispatch = 0, combine = 0, gmm = 0, permute = 0, host = 0, compute = 0;
   int64_t bytes_sent = 0, peak_bytes = 0, resident_bytes = 0;
+  double waited = 0;    ///< for the peer that was waited for longest
+  int waited_for = -1;  ///< that peer; -1: for nobody
+  int64_t tiles = 0, chains_late = 0;
+  std::array<char, 160> reason{};         ///< why `ran` was chosen, cut to fit
   Dispatcher ran = Dispatcher::alltoall;  ///< the strategy that the step used, where another may be chosen than asked for
 };
 

@@ -67,9 +67,22 @@ Status measure_layer(RunCall& call) {
   return measure_dispatchers(call, run);
 }
 
+/// Waits are counted as long as this lives.
+class WaitRecording {
+ public:
+  WaitRecording(Group& group, Recorder& recorder) : group_(group) { group.record_to(&recorder); }
+  ~WaitRecording() { group_.record_to(nullptr); }
+  WaitRecording(const WaitRecording&) = delete;
+  WaitRecording& operator=(const WaitRecording&) = delete;
+
+ private:
+  Group& group_;
+};
+
 Result<RunReport> run_phases(const RunOptions& options, Group& group) {
   PLAIT_ASSIGN_OR_RETURN(Case run_case, resolve(options, group.size()));
   PLAIT_ASSIGN_OR_RETURN(std::unique_ptr<Context> context, Context::create({.threads = run_case.threads, .kernel = ""}));
+  const WaitRecording recording(group, context->recorder());
   auto num_dispatchers = static_cast<int64_t>(run_case.dispatchers.size());
   int64_t num_units = num_dispatchers * (2 + 2 * options.rounds + options.steps);
   RunCall call{options, run_case, *context, group, Progress(options.progress, group.rank(), num_units), {}};

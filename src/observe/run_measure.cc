@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
+#include <utility>
 
 #include "base/status_macros.h"
 #include "observe/measure_gather.h"
@@ -51,6 +53,34 @@ Result<double> measure_round(RunCall& call, LayerRun& run, std::string_view roun
   return measure_exchange(run, plan, call.run_case.backward);
 }
 
+/// One rank's rounds.
+void collect_rank(std::span<const StepSample> samples, DispatcherReport& report) {
+  std::vector<double> step, waited;
+  StepSample most;
+  for (const StepSample& sample : samples) {
+    step.push_back(sample.step);
+    waited.push_back(sample.waited);
+    most.bytes_sent = std::max(most.bytes_sent, sample.bytes_sent);
+    most.peak_bytes = std::max(most.peak_bytes, sample.peak_bytes);
+    most.tiles = std::max(most.tiles, sample.tiles);
+    most.chains_late = std::max(most.chains_late, sample.chains_late);
+    if (sample.waited > most.waited) {
+      most.waited = sample.waited;
+      most.waited_for = sample.waited_for;
+    }
+  }
+  report.resident_bytes = std::max(report.resident_bytes, samples.front().resident_bytes);  // later ones have memory of the records
+  report.step_per_rank.push_back(timing(std::move(step)));
+  report.waited_per_rank.push_back(timing(std::move(waited)));
+  report.waited_for_per_rank.push_back(most.waited_for);
+  report.bytes_sent_per_rank.push_back(most.bytes_sent);
+  report.peak_bytes_per_rank.push_back(most.peak_bytes);
+  report.tiles_per_rank.push_back(most.tiles);
+  report.chains_late_per_rank.push_back(most.chains_late);
+  report.bytes_sent = std::max(report.bytes_sent, most.bytes_sent);
+  report.peak_bytes = std::max(report.peak_bytes, most.peak_bytes);
+}
+
 }  // namespace
 
 Timing timing(std::vector<double> values) {
@@ -76,21 +106,8 @@ void collect_figures(const std::vector<StepSample>& samples, int64_t num_rounds,
   report.compute_only = timing(compute);
   report.exposed_comm = timing(exposed);
   report.comm_only = timing(exchange_ms);
-  auto rounds = static_cast<size_t>(num_rounds);
-  for (size_t begin = 0; begin < samples.size(); begin += rounds) {
-    std::vector<double> own;
-    int64_t bytes_sent = 0, peak = 0;
-    for (size_t i = begin; i < begin + rounds; ++i) {
-      own.push_back(samples[i].step);
-      bytes_sent = std::max(bytes_sent, samples[i].bytes_sent);
-      peak = std::max(peak, samples[i].peak_bytes);
-    }
-    report.resident_bytes = std::max(report.resident_bytes, samples[begin].resident_bytes);  // later ones have memory of the records
-    report.step_per_rank.push_back(timing(own));
-    report.bytes_sent_per_rank.push_back(bytes_sent);
-    report.peak_bytes_per_rank.push_back(peak);
-    report.bytes_sent = std::max(report.bytes_sent, bytes_sent);
-    report.peak_bytes = std::max(report.peak_bytes, peak);
+  for (size_t begin = 0; begin < samples.size(); begin += static_cast<size_t>(num_rounds)) {
+    collect_rank(std::span(samples).subspan(begin, static_cast<size_t>(num_rounds)), report);
   }
 }
 
@@ -117,6 +134,8 @@ Status measure_dispatchers(RunCall& call, LayerRun& run) {
     PLAIT_ASSIGN_OR_RETURN(std::vector<StepSample> all, gather<StepSample>(call.group, "measurement", samples[i]));
     DispatcherReport& report = call.report.dispatchers[i];
     collect_figures(all, num_rounds, exchange_ms, report);
+    const StepSample& last = samples[i].back();
+    if (last.ran != dispatchers[i]) report.fallback = fmt::format("{}: {}", name(last.ran), last.reason.data());
     add_rates(call, num_global_rows, report);
     if (i == 0 || report.step.median <= 0) continue;
     call.report.comparisons[i - 1].speedup = call.report.dispatchers[0].step.median / report.step.median;

@@ -23,6 +23,9 @@ Status deliver(const Call& call, const RoutingPlan& plan, const WindowBuffer& ow
   const std::array<int64_t, 1> row_bytes{to.shape[1] * size_of(to.dtype)};
   const std::array<std::byte*, 1> destination{to.data};
   const RowBlocks blocks = (call.way == Way::out ? dispatch_blocks : combine_blocks)(plan, row_bytes, destination);
+  const auto [leaving, coming] = crossing_rows(plan);  // the group counts their bytes
+  call.context.recorder().add(Counter::rows_sent, call.way == Way::out ? leaving : coming);
+  call.context.recorder().add(Counter::rows_received, call.way == Way::out ? coming : leaving);
   return call.group.all_to_all_v(call.context, name(call.travel), own.region(), views, blocks.send, blocks.recv);
 }
 

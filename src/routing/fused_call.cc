@@ -31,15 +31,19 @@ Status wait_for_results(Group& group, Stage stage) {
   return {};
 }
 
-void count_crossing_rows(Recorder& recorder, const RoutingPlan& plan, int64_t bytes_out, int64_t bytes_home) {
+CrossingRows crossing_rows(const RoutingPlan& plan) {
   int64_t own = 0;
   for_each_rank_block(plan, [&](const RankBlock& block) { own += block.source == plan.rank() ? block.num_rows : 0; });
-  const int64_t away = plan.num_send_rows() - own, guests = plan.num_recv_rows() - own;
+  return {plan.num_send_rows() - own, plan.num_recv_rows() - own};
+}
+
+void count_crossing_rows(Recorder& recorder, const RoutingPlan& plan, int64_t bytes_out, int64_t bytes_home) {
+  const auto [leaving, coming] = crossing_rows(plan);
   const int64_t out = bytes_out > 0 ? 1 : 0, home = bytes_home > 0 ? 1 : 0;
-  recorder.add(Counter::rows_sent, away * out + guests * home);
-  recorder.add(Counter::rows_received, guests * out + away * home);
-  recorder.add(Counter::bytes_sent, away * bytes_out + guests * bytes_home);
-  recorder.add(Counter::bytes_received, guests * bytes_out + away * bytes_home);
+  recorder.add(Counter::rows_sent, leaving * out + coming * home);
+  recorder.add(Counter::rows_received, coming * out + leaving * home);
+  recorder.add(Counter::bytes_sent, leaving * bytes_out + coming * bytes_home);
+  recorder.add(Counter::bytes_received, coming * bytes_out + leaving * bytes_home);
 }
 
 TileChain chain_of(const RoutingPlan& plan, const ExpertBlock& block) {

@@ -30,6 +30,11 @@ Result<FusedSignals> tell_rows_there(Group& group, Stage stage);
 /// Returns once every peer has raised results_there as often as this rank has.
 Status wait_for_results(Group& group, Stage stage);
 
+/// Rows of this rank's tokens that go to experts of others, and rows of others for its own experts.
+struct CrossingRows {
+  int64_t leaving, coming;
+};
+CrossingRows crossing_rows(const RoutingPlan& plan);
 /// Counts what crosses between ranks, read in place or written in place: per entry `bytes_out` to its expert and `bytes_home` back; 0: its
 /// rows do not go that way. A rank's own rows never leave it.
 void count_crossing_rows(Recorder& recorder, const RoutingPlan& plan, int64_t bytes_out, int64_t bytes_home);

@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "ops/alltoallv_gmm_support.h"
 #include "plait/alltoallv_gmm.h"
+#include "plait/counters.h"
 #include "support/test_tensors.h"
 
 namespace plait::test {
@@ -129,11 +130,40 @@ constexpr FusedOperator operators[] = {{"alltoallv_grouped_matmul", dispatch},
                                        {"alltoallv_grouped_matmul_backward", dispatch_backward},
                                        {"grouped_matmul_alltoallv_backward", combine_backward}};
 
+/// What crossed between ranks since the counters were read last.
+class Traffic {
+ public:
+  explicit Traffic(const Recorder& recorder) : recorder_(recorder), before_(read()) {}
+  std::string since() {
+    const std::vector<int64_t> now = read();
+    std::string text;
+    for (size_t i = 0; i < now.size(); ++i) text += fmt::format("{} {}, ", name(counters[i]), now[i] - before_[i]);
+    before_ = now;
+    return text;
+  }
+
+ private:
+  static constexpr Counter counters[] = {Counter::rows_sent, Counter::rows_received, Counter::bytes_sent, Counter::bytes_received};
+  std::vector<int64_t> read() const {
+    std::vector<int64_t> values;
+    for (const Counter counter : counters) values.push_back(recorder_.value(counter));
+    return values;
+  }
+  const Recorder& recorder_;
+  std::vector<int64_t> before_;
+};
+
 Status compare_all(const Context& context, Group& group, const PairCase& c) {
   const RankInputs in(c, group.rank());
+  Traffic traffic(context.recorder());
   for (const FusedOperator& op : operators) {
     PLAIT_ASSIGN_OR_RETURN(const Results fused, op.run(context, group, in, true));
+    const std::string fused_traffic = traffic.since();
     PLAIT_ASSIGN_OR_RETURN(const Results unfused, op.run(context, group, in, false));
+    const std::string unfused_traffic = traffic.since();
+    if (fused_traffic != unfused_traffic) {
+      return Status::internal(fmt::format("{}: fused {}unfused {}", op.name, fused_traffic, unfused_traffic));
+    }
     for (size_t i = 0; i < fused.size(); ++i) {
       if (fused[i].defined() != unfused[i].defined()) return Status::internal(fmt::format("{}: result {} is there once only", op.name, i));
       const std::string difference = bit_difference(fused[i], unfused[i]);
