@@ -1,4 +1,9 @@
+#include <algorithm>
+#include <map>
 #include <optional>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "moe/activation_rows.h"
@@ -21,26 +26,27 @@ class BackwardTiles {
   BackwardTiles(LayerCall& call, const RoutingPlan& plan, const FusedBackward& rows) : call_(call), plan_(plan), rows_(rows) {}
 
   int activation_step() const { return hidden_ ? 2 : 1; }
-  bool wants_weight_gradients() const { return down_ || gate_up_; }
-  void add_blocks(TileScheduler& scheduler, int results, const std::vector<int>& expert_gates);
+  void add_blocks(TileScheduler& scheduler, int results, std::vector<int>& expert_gates);
   void add_weight_gradients(TileScheduler& scheduler, const std::vector<int>& expert_gates);
-  void run_block_tile(const TileScheduler::TileAt& at) const;
+  void add_gradient_chain(TileScheduler& scheduler, std::span<const int64_t> experts, int gate);
+  void run_block_task(const TileScheduler::TileAt& at) const;
+  void run_gradient_task(const TileScheduler::TileAt& at) const;
 
-  /// A chain of weight gradient tiles.
-  struct GradientChain {
+  struct GradientTask {
     const WeightGradientTiles* tiles;
-    int64_t local_expert;
+    int64_t local_expert, task;
   };
 
   LayerCall& call_;
   const RoutingPlan& plan_;
   const FusedBackward& rows_;
-  std::vector<ExpertBlock> blocks_;
+  std::vector<BlockChain> chains_;
   std::optional<MatmulTiles> hidden_, g_, dx_;
   std::optional<WeightGradientTiles> down_, gate_up_;
   std::optional<ActivationRows> activation_;
   Buffer scratch_;
-  std::vector<GradientChain> gradient_chains_;
+  std::vector<GradientTask> gradient_tasks_;
+  std::vector<size_t> gradient_begins_{0};  ///< of each gradient chain's tasks, and their end
 };
 
 Result<BackwardTiles> BackwardTiles::create(LayerCall& call, const RoutingPlan& plan, const FusedBackward& rows, const LayerGradients& gradients) {
@@ -77,62 +83,81 @@ Result<BackwardTiles> BackwardTiles::create(LayerCall& call, const RoutingPlan& 
                                            .dh = gmm_layout::rows_of(rows.dh),
                                            .act_w = gmm_layout::rows_of(rows.g)});
   PLAIT_ASSIGN_OR_RETURN(tiles.scratch_, context.scratch(context.threads() * tiles.activation_->scratch_bytes()));
-  tiles.blocks_ = make_expert_blocks(plan, tiles.g_->max_rows());
+  tiles.chains_ = make_block_chains(plan, tiles.g_->max_rows(), context.threads());
   return tiles;
 }
 
-void BackwardTiles::add_blocks(TileScheduler& scheduler, int results, const std::vector<int>& expert_gates) {
-  for (const ExpertBlock& block : blocks_) {
-    TileChain chain = chain_of(plan_, block);
-    if (hidden_) chain.add_step(Stage::gate_up, hidden_->num_tasks());
-    chain.add_step(Stage::backward_down, g_->num_tasks());
-    chain.add_step(Stage::backward_activation, RowPieces(block, call_.context.threads()).count());
-    chain.add_step(Stage::backward_gate_up, dx_->num_tasks());
-    chain.leads = {{{results, activation_step() + 1}, {expert_gates[static_cast<size_t>(block.local_expert)], activation_step()}}};
+/// Weight gradients of an expert wait for all chains with its rows.
+void BackwardTiles::add_blocks(TileScheduler& scheduler, int results, std::vector<int>& expert_gates) {
+  for (const BlockChain& blocks : chains_) {
+    int gate = expert_gates[static_cast<size_t>(blocks.blocks.front().local_expert)];
+    if (gate == TileChain::no_gate) gate = scheduler.add_gate();
+    for (const ExpertBlock& block : blocks.blocks) expert_gates[static_cast<size_t>(block.local_expert)] = gate;
+    TileChain chain = blocks.tile_chain(plan_);
+    if (hidden_) chain.add_step(Stage::gate_up, blocks.num_tasks(*hidden_));
+    chain.add_step(Stage::backward_down, blocks.num_tasks(*g_));
+    chain.add_step(Stage::backward_activation, blocks.num_row_tasks());
+    chain.add_step(Stage::backward_gate_up, blocks.num_tasks(*dx_));
+    chain.leads = {{{results, activation_step() + 1}, {gate, activation_step()}}};
     scheduler.add(std::move(chain));
   }
 }
 
+/// One chain per gate: experts that wait for the same one. Those without rows wait for none.
 void BackwardTiles::add_weight_gradients(TileScheduler& scheduler, const std::vector<int>& expert_gates) {
-  for (int64_t j = 0; j < plan_.placement().experts_per_rank(); ++j) {
-    for (const std::optional<WeightGradientTiles>* tiles : {&down_, &gate_up_}) {
-      if (!tiles->has_value()) continue;
-      TileChain chain;
-      chain.add_step(Stage::weight_gradient, (*tiles)->num_tasks(j));
-      chain.behind = expert_gates[static_cast<size_t>(j)];
-      chain.filler = true;
-      chain.expert = static_cast<int32_t>(plan_.placement().global(plan_.rank(), j));
-      chain.row_end = plan_.expert_rows()[static_cast<size_t>(j)];
-      scheduler.add(std::move(chain));
-      gradient_chains_.push_back({&**tiles, j});
-    }
-  }
+  std::map<int, std::vector<int64_t>> experts;
+  for (size_t j = 0; j < expert_gates.size(); ++j) experts[expert_gates[j]].push_back(static_cast<int64_t>(j));
+  for (const auto& [gate, group] : experts) add_gradient_chain(scheduler, group, gate);
 }
 
-void BackwardTiles::run_block_tile(const TileScheduler::TileAt& at) const {
+void BackwardTiles::add_gradient_chain(TileScheduler& scheduler, std::span<const int64_t> experts, int gate) {
+  for (const std::optional<WeightGradientTiles>* tiles : {&down_, &gate_up_}) {
+    for (const int64_t j : experts) {
+      const int64_t num_tasks = tiles->has_value() ? (*tiles)->num_tasks(j) : 0;
+      for (int64_t task = 0; task < num_tasks; ++task) gradient_tasks_.push_back({&**tiles, j, task});
+    }
+  }
+  const size_t num_tasks = gradient_tasks_.size() - gradient_begins_.back();
+  TileChain chain;
+  chain.add_step(Stage::weight_gradient, static_cast<int64_t>(call_.context.threads() == 1 ? std::min<size_t>(num_tasks, 1) : num_tasks));
+  chain.behind = gate;
+  chain.filler = true;
+  chain.expert = static_cast<int32_t>(plan_.placement().global(plan_.rank(), experts.front()));
+  chain.row_end = plan_.expert_rows()[static_cast<size_t>(experts.front())];
+  scheduler.add(std::move(chain));
+  gradient_begins_.push_back(gradient_tasks_.size());
+}
+
+void BackwardTiles::run_block_task(const TileScheduler::TileAt& at) const {
   const auto number = static_cast<size_t>(at.chain);
-  const ExpertBlock& block = blocks_[number];
-  const ExpertBlock& next = blocks_[std::min(number + 1, blocks_.size() - 1)];
+  const BlockChain& blocks = chains_[number];
+  const BlockChain& next = chains_[std::min(number + 1, chains_.size() - 1)];
   const int step = at.step - (activation_step() - 1);  // -1: h again, 0: g, 1: activation, 2: dx
-  if (step == -1) return run_before(*hidden_, block, at, *g_, block);
-  if (step == 0) return run_before(*g_, block, at, *dx_, block);
-  if (step == 2) return run_before(*dx_, block, at, hidden_ ? *hidden_ : *g_, next);
-  const RowPieces pieces(block, call_.context.threads());
-  activation_->run(pieces.begin(at.tile), pieces.end(at.tile), block.local_expert, scratch_.get() + at.worker * activation_->scratch_bytes());
+  if (step == -1) return blocks.run(*hidden_, at.tile, at.worker, *g_, blocks);
+  if (step == 0) return blocks.run(*g_, at.tile, at.worker, *dx_, blocks);
+  if (step == 2) return blocks.run(*dx_, at.tile, at.worker, hidden_ ? *hidden_ : *g_, next);
+  std::byte* scratch = scratch_.get() + at.worker * activation_->scratch_bytes();
+  blocks.run_rows(at.tile, [&](int64_t begin, int64_t end, int64_t expert) { activation_->run(begin, end, expert, scratch); });
+}
+
+void BackwardTiles::run_gradient_task(const TileScheduler::TileAt& at) const {
+  const size_t chain = static_cast<size_t>(at.chain) - chains_.size();
+  const bool single = call_.context.threads() == 1;
+  const size_t begin = gradient_begins_[chain] + static_cast<size_t>(at.tile), end = single ? gradient_begins_[chain + 1] : begin + 1;
+  for (size_t i = begin; i < end; ++i) {
+    const GradientTask& task = gradient_tasks_[i];
+    task.tiles->run(task.local_expert, task.task, at.worker);
+  }
 }
 
 Status BackwardTiles::run(const FusedSignals& signals) {
   TileScheduler scheduler;
   const int results = scheduler.add_gate([&] { return signals.results == 0 ? Status() : call_.group.signal(results_there, signals.results); });
-  std::vector<int> expert_gates;
-  for (int64_t j = 0; j < plan_.placement().experts_per_rank(); ++j) expert_gates.push_back(scheduler.add_gate());
+  std::vector<int> expert_gates(static_cast<size_t>(plan_.placement().experts_per_rank()), TileChain::no_gate);
   add_blocks(scheduler, results, expert_gates);
   add_weight_gradients(scheduler, expert_gates);
   return run_scheduler(call_, scheduler, signals, [&](const TileScheduler::TileAt& at) {
-    const auto chain = static_cast<size_t>(at.chain);
-    if (chain < blocks_.size()) return run_block_tile(at);
-    const GradientChain& gradient = gradient_chains_[chain - blocks_.size()];
-    gradient.tiles->run(gradient.local_expert, at.tile, at.worker);
+    static_cast<size_t>(at.chain) < chains_.size() ? run_block_task(at) : run_gradient_task(at);
   });
 }
 

@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "base/status_macros.h"
 #include "kernels/elementwise.h"
 #include "kernels/kernel_set.h"
@@ -31,24 +35,23 @@ Status run_tiles(LayerCall& call, const RoutingPlan& plan, const FusedForward& r
                                                                                .bias = w.down_bias,
                                                                                .y = rows.results,
                                                                                .counts = plan.expert_rows()}));
-  const std::vector<ExpertBlock> blocks = make_expert_blocks(plan, gate_up.max_rows());
+  const std::vector<BlockChain> chains = make_block_chains(plan, gate_up.max_rows(), context.threads());
   TileScheduler scheduler;
   const int results = scheduler.add_gate([&] { return signals.results == 0 ? Status() : call.group.signal(results_there, signals.results); });
-  for (const ExpertBlock& block : blocks) {
-    TileChain chain = chain_of(plan, block);
-    chain.add_step(Stage::gate_up, gate_up.num_tasks());
-    chain.add_step(Stage::activation, RowPieces(block, context.threads()).count());
-    chain.add_step(Stage::down, down.num_tasks());
+  for (const BlockChain& blocks : chains) {
+    TileChain chain = blocks.tile_chain(plan);
+    chain.add_step(Stage::gate_up, blocks.num_tasks(gate_up));
+    chain.add_step(Stage::activation, blocks.num_row_tasks());
+    chain.add_step(Stage::down, blocks.num_tasks(down));
     chain.leads[0] = {results, down_step};
     scheduler.add(std::move(chain));
   }
   return run_scheduler(call, scheduler, signals, [&](const TileScheduler::TileAt& at) {
     const auto number = static_cast<size_t>(at.chain);
-    const ExpertBlock& block = blocks[number];
-    if (at.step == gate_up_step) return run_before(gate_up, block, at, down, block);
-    if (at.step == down_step) return run_before(down, block, at, gate_up, blocks[std::min(number + 1, blocks.size() - 1)]);
-    const RowPieces pieces(block, context.threads());
-    activate(call, rows.h, act, pieces.begin(at.tile), pieces.end(at.tile));
+    const BlockChain& blocks = chains[number];
+    if (at.step == gate_up_step) return blocks.run(gate_up, at.tile, at.worker, down, blocks);
+    if (at.step == down_step) return blocks.run(down, at.tile, at.worker, gate_up, chains[std::min(number + 1, chains.size() - 1)]);
+    blocks.run_rows(at.tile, [&](int64_t begin, int64_t end, int64_t) { activate(call, rows.h, act, begin, end); });
   });
 }
 
