@@ -30,9 +30,9 @@ struct Case {
   std::string input;  ///< text, .npy or .safetensors; "" = random rows
   uint64_t seed = 0;
   bool backward = true;
-  int64_t chunks = 0;                                                               ///< 0 = auto
+  int64_t chunks = 0;                                           ///< 0 = auto
   std::vector<Dispatcher> dispatchers = default_dispatchers();  ///< the first is the baseline
-  bool fused_ops = true;                                                            ///< use_npu_fused_ops
+  bool fused_ops = true;                                        ///< use_npu_fused_ops
   bool grouped_expert_matmul = true;
   std::vector<std::string> apply_modules;
 

@@ -14,7 +14,8 @@ constexpr int64_t bytes_ahead = 8192;
 /// A tile on its way: blocks along k outside, panels of columns inside. A panel is packed while its first rows are multiplied.
 class MTile {
  public:
-  MTile(const GemmPrimitives& primitives, const MGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const NextTile* next, float* scratch)
+  MTile(const GemmPrimitives& primitives, const MGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const NextTile* next,
+        float* scratch)
       : primitives_(primitives), problem_(problem), limits_(limits), tile_(tile), next_(next), shape_(primitives, problem.in) {
     panel_ = scratch;
     gathered_ = panel_ + limits.block_units * max_panel_columns;
@@ -154,7 +155,8 @@ class MTile {
 
 int64_t scratch_floats(const MGroupedGemm& /*problem*/, const TileLimits& limits) { return MTile::scratch_floats(limits); }
 
-void run_tile(const GemmKernels& kernels, const MGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const NextTile* next, float* scratch) {
+void run_tile(const GemmKernels& kernels, const MGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const NextTile* next,
+              float* scratch) {
   if (kernels.primitives == nullptr) return reference_m_tile(problem, tile);
   MTile(*kernels.primitives, problem, limits, tile, next, scratch).run();
 }

@@ -23,7 +23,7 @@ class BackwardTiles {
   Status run(const FusedSignals& signals);
 
  private:
-  BackwardTiles(LayerCall& call, const RoutingPlan& plan, const FusedBackward& rows) : call_(call), plan_(plan), rows_(rows) {}
+  BackwardTiles(LayerCall& call, const RoutingPlan& plan) : call_(call), plan_(plan) {}
 
   int activation_step() const { return hidden_ ? 2 : 1; }
   void add_blocks(TileScheduler& scheduler, int results, std::vector<int>& expert_gates);
@@ -39,7 +39,6 @@ class BackwardTiles {
 
   LayerCall& call_;
   const RoutingPlan& plan_;
-  const FusedBackward& rows_;
   std::vector<BlockChain> chains_;
   std::optional<MatmulTiles> hidden_, g_, dx_;
   std::optional<WeightGradientTiles> down_, gate_up_;
@@ -55,7 +54,7 @@ Result<BackwardTiles> BackwardTiles::create(LayerCall& call, const RoutingPlan& 
   const std::span<const int64_t> counts = plan.expert_rows();
   const kernels::Rows h = gmm_layout::rows_of(ConstTensorView(rows.h)), g = gmm_layout::rows_of(ConstTensorView(rows.g)),
                       dh = gmm_layout::rows_of(ConstTensorView(rows.dh));
-  BackwardTiles tiles(call, plan, rows);
+  BackwardTiles tiles(call, plan);
   if (call.config.recompute) {
     PLAIT_ASSIGN_OR_RETURN(tiles.hidden_, MatmulTiles::create(context, {rows.x, w.gate_up, w.gate_up_bias, gmm_layout::rows_of(rows.h), counts}));
   }

@@ -71,8 +71,11 @@ Status verify_precision(VerifyCall& call) {
     PLAIT_ASSIGN_OR_RETURN(Training training, train_short(call, text, call.dispatchers[d]));
     std::string_view dispatcher = name(call.dispatchers[d]);
     PLAIT_RETURN_IF_ERROR(add_training(call, dispatcher, training));
-    if (d == 0) baseline = std::move(training);
-    if (d > 0) PLAIT_RETURN_IF_ERROR(compare_trainings(call, dispatcher, training, baseline));
+    if (d == 0) {
+      baseline = std::move(training);
+    } else {
+      PLAIT_RETURN_IF_ERROR(compare_trainings(call, dispatcher, training, baseline));
+    }
   }
   return {};
 }

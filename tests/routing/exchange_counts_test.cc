@@ -66,8 +66,7 @@ void expect_same_error(const std::vector<Status>& statuses, const std::vector<st
 TEST(ExchangeCounts, EveryRankGetsTheMatrix) {
   const std::vector<Status> statuses = run_ranks(3, {}, [](Group& group) -> Status {
     const Call call = call_of(group.rank());
-    PLAIT_ASSIGN_OR_RETURN(const CountsMatrix matrix,
-                           exchange_counts(group, call.placement, call.signature, call.counts, call.expected));
+    PLAIT_ASSIGN_OR_RETURN(const CountsMatrix matrix, exchange_counts(group, call.placement, call.signature, call.counts, call.expected));
     for (int source = 0; source < 3; ++source) {
       for (int64_t expert = 0; expert < 6; ++expert) EXPECT_EQ(matrix.at(source, expert), rows_of(source, expert));
     }
