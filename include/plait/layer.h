@@ -28,6 +28,12 @@ Result<Dispatcher> parse_dispatcher(std::string_view text);
 /// The dispatchers that this build can run, for help texts and messages.
 std::span<const Dispatcher> available_dispatchers();
 
+/// How allgather sends results home. exact: sums of whole nodes of the token's tree, the bits of numerics.md section 4. reduced: one sum per
+/// token and rank whatever the tree; fewer bytes, other rounding, outside the bit contract.
+enum class Combine : uint8_t { exact, reduced };
+std::string_view name(Combine combine);
+Result<Combine> parse_combine(std::string_view text);
+
 struct LayerConfig {
   int64_t hidden = 0;        ///< H
   int64_t intermediate = 0;  ///< I
@@ -40,8 +46,11 @@ struct LayerConfig {
   int64_t shared_intermediate = 0;  ///< 0: no shared expert
   bool shared_gate = false;         ///< shared expert scaled by sigmoid(x . w)
   Dispatcher dispatcher = Dispatcher::alltoall;
+  Combine combine = Combine::exact;
   bool recompute = false;  ///< keep only x: h is computed again in backward, same bits
 
+  /// False where results may have other bits than the definition (numerics.md section 8).
+  bool in_contract() const { return combine == Combine::exact || dispatcher != Dispatcher::allgather; }
   /// Names every value that breaks a rule. `num_ranks` is the group's size.
   Status validate(int num_ranks) const;
 };

@@ -61,6 +61,7 @@ std::vector<std::string> names(const Values& values) {
 
 constexpr DType row_types[] = {DType::bf16, DType::f16, DType::f32};
 constexpr ScoreFunction scores[] = {ScoreFunction::softmax, ScoreFunction::sigmoid, ScoreFunction::topk_softmax};
+constexpr Combine combines[] = {Combine::exact, Combine::reduced};
 constexpr ActivationKind activations[] = {ActivationKind::swiglu, ActivationKind::swiglu_clamped, ActivationKind::geglu_tanh, ActivationKind::relu2};
 
 bool assign_row_type(DType& to, std::string_view text) {
@@ -160,6 +161,9 @@ const CaseField plan_fields[] = {
     {"chunks", "N", FieldGroup::plan, "Token chunks of a step, or auto", "auto or a whole number of at least 1", nullptr,
      [](Case& c, Text t) { return t == "auto" ? (c.chunks = 0, true) : assign_size(c.chunks, t); },
      [](const Case& c) { return number_or_auto(c.chunks); }},
+    {"combine", "NAME", FieldGroup::plan, "How allgather sends results home; reduced: one sum per token and rank, other rounding", "",
+     [] { return names(combines); }, [](Case& c, Text t) { return assign_name(c.layer.combine, parse_combine(t)); },
+     [](const Case& c) { return FieldValue(std::string(name(c.layer.combine))); }},
     {"recompute", "", FieldGroup::plan, "Keep only x for backward and compute the rest again", yes_or_no, nullptr,
      [](Case& c, Text t) { return assign(c.layer.recompute, parse_flag(t)); }, [](const Case& c) { return FieldValue(c.layer.recompute); }},
     {"use_npu_fused_ops", "", FieldGroup::plan, "Allow fused operators (mc2 needs them)", yes_or_no, nullptr,

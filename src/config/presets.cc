@@ -87,6 +87,7 @@ Status apply_preset(std::string_view name, double scale, Case& to) {
     layer.dtype = to.layer.dtype;
     layer.dispatcher = to.layer.dispatcher;
     layer.recompute = to.layer.recompute;
+    layer.combine = to.layer.combine;
     layer.sentinel = to.layer.sentinel;
     to.layer = layer;
     to.model = name;

@@ -31,8 +31,8 @@ constexpr StackKey stack_keys[] = {
 };
 
 // Our names that other frameworks use for things of their own: outside `case:` they are not mistaken for ours.
-constexpr std::string_view common_words[] = {"model", "model_id", "scale", "hidden",  "dtype",      "threads",  "input",
-                                             "seed",  "backward", "score", "scaling", "activation", "recompute"};
+constexpr std::string_view common_words[] = {"model", "model_id", "scale", "hidden",  "dtype",      "threads",   "input",
+                                             "seed",  "backward", "score", "scaling", "activation", "recompute", "combine"};
 
 bool is_common_word(std::string_view key) { return std::find(std::begin(common_words), std::end(common_words), key) != std::end(common_words); }
 

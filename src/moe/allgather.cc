@@ -50,7 +50,7 @@ int64_t sum_entries(const LayerCall& call) { return least_sum_entries(call.confi
 ParcelPlan own_parcels(const LayerCall& call, const LayerState& state) {
   const auto n = static_cast<size_t>(state.ids.view.num_elements());
   return ParcelPlan({std::span(state.ids.as<int32_t>(), n), std::span(state.weights.as<float>(), n), call.config.router.top_k}, call.placement(),
-                    sum_entries(call));
+                    sum_entries(call), call.config.combine);
 }
 
 /// All ranks' rows of tokens as one matrix, copied as they become readable. In a group of one: nothing.
@@ -111,6 +111,7 @@ HomeRows home_rows(const LayerCall& call, const WindowBuffer& results, const Par
 Status receive(LayerCall& call, const RoutingPlan& plan, const WindowBuffer& own, const PublishedViews& views, const Arrival& arrival,
                DispatchedRows& dispatched, GatheredTokens& tokens) {
   tokens.top_k = call.config.router.top_k;
+  tokens.combine = call.config.combine;
   for (int rank = 0; rank < call.group.size(); ++rank) {
     PublishedRouting::read(rank == plan.rank() ? own.data() : views[0][static_cast<size_t>(rank)].data(), plan, sum_entries(call), tokens);
   }

@@ -23,6 +23,7 @@ CallSignature signature(const LayerCall& call, std::string_view operation) {
   s.k = config.router.top_k;
   s.hidden = config.hidden;
   s.intermediate = config.intermediate;
+  s.in_contract = config.in_contract();
   s.detail = fmt::format("activation {}{} limit {} alpha {}, expert bias {}, recompute {}, shared expert {}{}", name(config.activation.kind),
                          config.activation.interleaved ? " interleaved" : "", config.activation.limit, config.activation.alpha, config.expert_bias,
                          config.recompute, config.shared_intermediate, config.shared_gate ? " gated" : "");

@@ -19,6 +19,15 @@ void require_ok(std::vector<std::string>& faults, const Status& status) {
 
 }  // namespace
 
+std::string_view name(Combine combine) { return combine == Combine::exact ? "exact" : "reduced"; }
+
+Result<Combine> parse_combine(std::string_view text) {
+  for (Combine combine : {Combine::exact, Combine::reduced}) {
+    if (text == name(combine)) return combine;
+  }
+  return Status::invalid_argument(fmt::format("combine '{}' is unknown; allowed: exact, reduced", text));
+}
+
 Status LayerConfig::validate(int num_ranks) const {
   std::vector<std::string> faults;
   require(faults, hidden >= 1, fmt::format("hidden size is {}; it must be at least 1", hidden));

@@ -22,7 +22,7 @@ struct ParcelSum {
 void GatheredTokens::add_home(const RoutingPlan& plan, std::span<const int32_t> ids, std::span<const float> weights, int64_t sum_entries) {
   const ExpertPlacement& place = plan.placement();
   const int source = static_cast<int>(homes.size());
-  HomeTokens home{{ids.begin(), ids.end()}, {weights.begin(), weights.end()}, {}, ParcelPlan({ids, weights, top_k}, place, sum_entries)};
+  HomeTokens home{{ids.begin(), ids.end()}, {weights.begin(), weights.end()}, {}, ParcelPlan({ids, weights, top_k}, place, sum_entries, combine)};
   std::vector<int64_t> next;  // the coming row of each local expert
   for (int64_t j = 0; j < place.experts_per_rank(); ++j) next.push_back(plan.recv_begin(plan.rank(), j, source));
   for (const int32_t expert : ids) {

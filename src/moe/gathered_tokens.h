@@ -22,6 +22,7 @@ struct HomeTokens {
 
 struct GatheredTokens {
   int64_t top_k = 1;
+  Combine combine = Combine::exact;
   std::vector<int64_t> first_token{0};  ///< of each rank in the gathered rows, and their number
   std::vector<HomeTokens> homes;
   Tensor x;  ///< (all tokens, H); undefined with recompute and in a group of one

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "plait/layer.h"
 #include "plait/routing.h"
 #include "plait/tensor.h"
 
@@ -30,8 +31,8 @@ class ParcelPlan {
     int64_t top_k;
   };
   ParcelPlan() = default;
-  /// A node of at least `sum_entries` present entries travels as its sum.
-  ParcelPlan(const Tokens& tokens, const ExpertPlacement& placement, int64_t sum_entries);
+  /// A node of at least `sum_entries` present entries travels as its sum. Combine::reduced takes all of a token's entries at a rank for a node.
+  ParcelPlan(const Tokens& tokens, const ExpertPlacement& placement, int64_t sum_entries, Combine combine = Combine::exact);
 
   int64_t num_tokens() const { return static_cast<int64_t>(begins_.size()) - 1; }
   /// In ascending order of experts.
@@ -50,6 +51,8 @@ class ParcelPlan {
   struct Present;
   struct Node;
   void add_node(const ExpertPlacement& placement, std::span<const Present> present, const Node& node, int64_t sum_entries);
+  void add_ranks(const ExpertPlacement& placement, std::span<const Present> present, int64_t sum_entries);
+  void add_parcels(int owner, std::span<const Present> present, int64_t sum_entries);
   void add_parcel(int owner, std::span<const Present> present, bool is_sum);
 
   std::vector<size_t> begins_{0};

@@ -77,6 +77,7 @@ Json to_json(const Comparison& c) {
   return {{"a", name(c.a)},
           {"b", name(c.b)},
           {"bitwise_equal", c.bitwise_equal},
+          {"in_contract", c.in_contract},
           {"max_abs_diff", differences},
           {"speedup", number(c.speedup)},
           {"first_difference", c.first_difference.empty() ? Json(nullptr) : Json(c.first_difference)}};

@@ -60,6 +60,7 @@ Status check_dispatchers(RunCall& call, LayerRun& run) {
     comparison.a = dispatchers[0];
     comparison.b = dispatchers[i];
     comparison.bitwise_equal = true;
+    comparison.in_contract = call.report.dispatchers[0].in_contract && call.report.dispatchers[i].in_contract;
   }
   PLAIT_RETURN_IF_ERROR(check_pass(call, run, ""));
   call.report.routing = {routing_report(tokens_per_expert(run.state().plan.counts()))};

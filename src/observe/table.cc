@@ -66,7 +66,10 @@ std::string comparison_lines(const Comparison& c, const RunReport& report) {
   auto found = std::find_if(report.dispatchers.begin(), report.dispatchers.end(), [&](const DispatcherReport& d) { return d.dispatcher == c.b; });
   double eta = found == report.dispatchers.end() ? 0.0 : found->eta;
   std::string out = fmt::format("{} against {}: bitwise equal {}, speed-up {:.3f}, overlap eff. {:.3f}\n", name(c.b), name(c.a),
-                                c.bitwise_equal ? "yes" : "NO", c.speedup, eta);
+                                c.bitwise_equal ? "yes"
+                                : c.in_contract ? "NO"
+                                                : "no (combine: reduced, outside the bit contract)",
+                                c.speedup, eta);
   out += "  largest differences:\n";
   out += fmt::format("  y {:.3g}, dx {:.3g}, dW gate_up {:.3g}, dW down {:.3g}, routing weights {:.3g}\n", c.diff_y, c.diff_dx, c.diff_dw_gate_up,
                      c.diff_dw_down, c.diff_dweights);

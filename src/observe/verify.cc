@@ -57,6 +57,9 @@ Result<VerifyReport> run_sections(const VerifyOptions& options, Group& group) {
   if (run_case.ranks != group.size()) {
     return Status::invalid_argument(fmt::format("ranks = {}, but the group has {}: they must be equal", run_case.ranks, group.size()));
   }
+  if (run_case.layer.combine != Combine::exact) {
+    return Status::invalid_argument("combine is reduced: its rounding differs, and verify compares bits; set it to exact");
+  }
   PLAIT_ASSIGN_OR_RETURN(run_case.threads, threads_per_rank(run_case));
   run_case.backward = true;
   PLAIT_ASSIGN_OR_RETURN(std::unique_ptr<Context> context, Context::create({.threads = run_case.threads, .kernel = ""}));

@@ -142,6 +142,15 @@ TEST(Run, FileThenModelThenOptions) {
   EXPECT_EQ(result.err, "");
 }
 
+TEST(Run, ReducedCombineIsNamedAndNoFailure) {
+  RunResult result = run_plait(small({"--ranks", "2", "--experts", "6", "--topk", "5", "--dtype", "f32", "--dispatcher", "alltoall,allgather",
+                                      "--combine", "reduced", "--json", "-"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  json report = json::parse(result.out);
+  EXPECT_EQ(report["compare"][0]["in_contract"], false);
+  EXPECT_EQ(report["case"]["combine"], "reduced");
+}
+
 TEST(Run, TrainingStepsGiveLosses) {
   test::TemporaryFolder folder;
   std::ofstream(folder / "words.txt") << std::string(4096, 'a') << "some words";

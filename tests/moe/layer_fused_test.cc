@@ -130,6 +130,34 @@ INSTANTIATE_TEST_SUITE_P(RanksAndExperts, FusedLayer, testing::Combine(testing::
                            return std::to_string(std::get<0>(param_info.param)) + "x" + std::to_string(std::get<1>(param_info.param));
                          });
 
+/// Outside the contract: close, deterministic, and all ranks or none.
+TEST(FusedLayerCombine, ReducedIsCloseAndSaysThatItIsOutside) {
+  LayerConfig config = small_config(DType::f32);
+  config.router.num_experts = 6;  // ranks do not fit the tree
+  config.router.top_k = 5;
+  config.dispatcher = Dispatcher::allgather;
+  const LayerInputs exact = make_inputs(config, {.tokens = 40, .seed = 3});
+  LayerInputs reduced = exact;
+  reduced.config.combine = Combine::reduced;
+  EXPECT_TRUE(exact.config.in_contract());
+  EXPECT_FALSE(reduced.config.in_contract());
+  const TokenSplit split = {15, 0, 25};
+  const RankResult a = joined(run_layer(exact, split).take()), b = joined(run_layer(reduced, split).take());
+  EXPECT_NE(difference(b, a), "");
+  for (Tensor RankResult::*result : {&RankResult::y, &RankResult::dx}) {
+    for (int64_t i = 0; i < (a.*result).view.num_elements(); ++i) EXPECT_NEAR(get(b.*result, i), get(a.*result, i), 1e-4);
+  }
+  EXPECT_EQ(difference(joined(run_layer(reduced, split).take()), b), "");
+
+  const std::vector<Status> statuses = run_with_contexts(3, {.threads = 1, .kernel = {}}, [&](const Context& context, Group& group) {
+    RankResult result;
+    const Status status = run_rank(context, group, group.rank() == 1 ? reduced : exact, split, result);
+    EXPECT_NE(status.message().find("inside the bit contract: rank 1 has no, rank 0 has yes"), std::string::npos) << status.to_string();
+    return Status();
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok());
+}
+
 /// Blocks of rows and of columns that are cut: more rows than a tile has, from several ranks, and more columns.
 TEST(FusedLayerTiles, ManyBlocksOfRowsAndColumns) {
   for (const Load load : {Load::even, Load::one_expert}) {

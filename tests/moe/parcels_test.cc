@@ -41,6 +41,17 @@ TEST(Parcels, RanksThatDoNotFitTheTreeSplitIt) {
   EXPECT_EQ(mixed.num_sums(), 0);
 }
 
+TEST(Parcels, ReducedTakesARanksEntriesWhateverTheTree) {
+  const std::vector<int32_t> ids = {5, 2, 3, 0};  // ranks of 6 experts on 3: {0,1}, {2,3}, {4,5}; 2 and 3 are on either side of the root's split
+  const std::vector<float> weights(4, 1.0F);
+  const ParcelPlan plan({ids, weights, 4}, {6, 3}, 2, Combine::reduced);
+  ASSERT_EQ(plan.of_token(0).size(), 3U);
+  EXPECT_FALSE(plan.of_token(0)[0].is_sum);
+  EXPECT_TRUE(plan.of_token(0)[1].is_sum);
+  EXPECT_EQ(plan.of_token(0)[1].num_entries, 2);
+  EXPECT_EQ(plan.of_token(0)[2].owner, 2);
+}
+
 TEST(Parcels, AbsentEntriesDoNotTravel) {
   const ParcelPlan plan = plan_of({0, 1, 2, 9}, {0.0F, 1e-40F, 1, 1}, 4, {8, 2}, 2);
   ASSERT_EQ(plan.of_token(0).size(), 1U);
