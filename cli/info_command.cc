@@ -72,7 +72,7 @@ std::string text_of(const Info& info, int columns) {
   for (Engine engine : {Engine::threads, Engine::shm, Engine::ucx})
     out += line(name(engine), is_available(engine) ? "available" : "not in this build");
   out += "\nDispatchers\n  ";
-  for (Dispatcher dispatcher : available_dispatchers()) out += fmt::format("{} ", name(dispatcher));
+  for (Dispatcher dispatcher : all_dispatchers()) out += fmt::format("{} ", name(dispatcher));
   out.back() = '\n';
   out += "\nEnvironment\n";
   for (const EnvKnob& knob : info.knobs) out += line(knob.name, fmt::format("{}. {}", value_text(knob), knob.text));
@@ -91,7 +91,7 @@ Json json_of(const Info& info) {
     json["engines"].push_back({{"name", name(engine)}, {"available", is_available(engine)}});
   }
   json["dispatchers"] = Json::array();
-  for (Dispatcher dispatcher : available_dispatchers()) json["dispatchers"].push_back(name(dispatcher));
+  for (Dispatcher dispatcher : all_dispatchers()) json["dispatchers"].push_back(name(dispatcher));
   json["environment"] = Json::array();
   for (const EnvKnob& knob : info.knobs) {
     json["environment"].push_back({{"name", knob.name}, {"default", knob.default_value}, {"current", knob.current}, {"text", knob.text}});

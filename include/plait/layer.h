@@ -25,8 +25,8 @@ enum class Dispatcher : uint8_t { eager, alltoall, allgather, mc2, automatic };
 std::string_view name(Dispatcher dispatcher);
 /// "eager", "alltoall", "allgather", "mc2", "auto"; an unknown name is an error that lists them.
 Result<Dispatcher> parse_dispatcher(std::string_view text);
-/// The dispatchers that this build can run, for help texts and messages.
-std::span<const Dispatcher> available_dispatchers();
+/// For help texts and messages.
+std::span<const Dispatcher> all_dispatchers();
 
 /// How allgather sends results home. exact: sums of whole nodes of the token's tree, the bits of numerics.md section 4. reduced: one sum per
 /// token and rank whatever the tree; fewer bytes, other rounding, outside the bit contract.

@@ -155,9 +155,8 @@ const CaseField run_fields[] = {
 };
 
 const CaseField plan_fields[] = {
-    {"dispatcher", "LIST", FieldGroup::plan, "What to run, comma-separated; the first is the baseline", "",
-     [] { return names(available_dispatchers()); }, [](Case& c, Text t) { return assign_dispatchers(c.dispatchers, t); },
-     [](const Case& c) { return FieldValue(dispatcher_list(c)); }},
+    {"dispatcher", "LIST", FieldGroup::plan, "What to run, comma-separated; the first is the baseline", "", [] { return names(all_dispatchers()); },
+     [](Case& c, Text t) { return assign_dispatchers(c.dispatchers, t); }, [](const Case& c) { return FieldValue(dispatcher_list(c)); }},
     {"chunks", "N", FieldGroup::plan, "Token chunks of a step, or auto", "auto or a whole number of at least 1", nullptr,
      [](Case& c, Text t) { return t == "auto" ? (c.chunks = 0, true) : assign_size(c.chunks, t); },
      [](const Case& c) { return number_or_auto(c.chunks); }},

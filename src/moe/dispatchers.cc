@@ -12,7 +12,7 @@ namespace {
 struct DispatcherEntry {
   Dispatcher dispatcher;
   std::string_view name;
-  const moe::ExpertPath* path;  ///< null: this build cannot run it
+  const moe::ExpertPath* path;
 };
 
 /// The one list of dispatchers.
@@ -24,16 +24,6 @@ constexpr std::array<DispatcherEntry, 5> entries = {{
     {Dispatcher::automatic, "auto", &moe::mc2_path},  // resolved before a path is asked for
 }};
 
-std::string list_names(bool only_available) {
-  std::string list;
-  for (const DispatcherEntry& entry : entries) {
-    if (only_available && entry.path == nullptr) continue;
-    if (!list.empty()) list += ", ";
-    list += entry.name;
-  }
-  return list;
-}
-
 }  // namespace
 
 std::string_view name(Dispatcher dispatcher) { return entries[static_cast<size_t>(dispatcher)].name; }
@@ -42,27 +32,23 @@ Result<Dispatcher> parse_dispatcher(std::string_view text) {
   for (const DispatcherEntry& entry : entries) {
     if (entry.name == text) return entry.dispatcher;
   }
-  return Status::invalid_argument(fmt::format("dispatcher '{}' is not known; known are: {}", text, list_names(false)));
+  std::string known;
+  for (const DispatcherEntry& entry : entries) known += fmt::format("{}{}", known.empty() ? "" : ", ", entry.name);
+  return Status::invalid_argument(fmt::format("dispatcher '{}' is not known; known are: {}", text, known));
 }
 
-std::span<const Dispatcher> available_dispatchers() {
-  static const std::vector<Dispatcher> available = [] {
+std::span<const Dispatcher> all_dispatchers() {
+  static const std::vector<Dispatcher> all = [] {
     std::vector<Dispatcher> list;
-    for (const DispatcherEntry& entry : entries) {
-      if (entry.path != nullptr) list.push_back(entry.dispatcher);
-    }
+    for (const DispatcherEntry& entry : entries) list.push_back(entry.dispatcher);
     return list;
   }();
-  return available;
+  return all;
 }
 
 namespace moe {
 
-Result<const ExpertPath*> expert_path(Dispatcher dispatcher) {
-  const DispatcherEntry& entry = entries[static_cast<size_t>(dispatcher)];
-  if (entry.path != nullptr) return entry.path;
-  return Status::unavailable(fmt::format("dispatcher '{}' is not in this build; choose one of: {}", entry.name, list_names(true)));
-}
+const ExpertPath& expert_path(Dispatcher dispatcher) { return *entries[static_cast<size_t>(dispatcher)].path; }
 
 }  // namespace moe
 }  // namespace plait

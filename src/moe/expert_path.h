@@ -31,7 +31,7 @@ extern const ExpertPath alltoall_path, allgather_path, mc2_path;
 /// `finish` of the fused dispatchers: every peer has written the rows that this rank waits for.
 Status await_results(LayerCall& call, const RoutingPlan& plan, Stage stage);
 
-/// The strategy of a dispatcher. Error: unavailable, naming those that this build has.
-Result<const ExpertPath*> expert_path(Dispatcher dispatcher);
+/// The strategy of a dispatcher; auto is resolved before.
+const ExpertPath& expert_path(Dispatcher dispatcher);
 
 }  // namespace plait::moe

@@ -79,7 +79,7 @@ Result<VerifyReport> run_sections(const VerifyOptions& options, Group& group) {
 }  // namespace
 
 std::vector<Dispatcher> baseline_first() {
-  std::span<const Dispatcher> available = available_dispatchers();
+  std::span<const Dispatcher> available = all_dispatchers();
   std::vector<Dispatcher> list(available.begin(), available.end());
   std::stable_partition(list.begin(), list.end(), [](Dispatcher dispatcher) { return dispatcher == Dispatcher::alltoall; });
   return list;

@@ -64,17 +64,15 @@ TEST(CaseRules, FusedDispatcherNeedsFusedOperators) {
   EXPECT_TRUE(mentions(c.validate(), {"mc2", "use_npu_fused_ops is false: set it to true"})) << c.validate().message();
 }
 
-TEST(CaseRules, DispatchersAreOfThisBuildAndNamedOnce) {
+TEST(CaseRules, DispatchersAreNamedOnce) {
   Case c = tiny();
   c.dispatchers = {Dispatcher::eager, Dispatcher::eager};
   EXPECT_TRUE(mentions(c.validate(), {"eager is named twice"}));
   c.dispatchers = {};
   EXPECT_TRUE(mentions(c.validate(), {"dispatcher is empty"}));
-  auto available = available_dispatchers();
-  for (Dispatcher d : {Dispatcher::eager, Dispatcher::alltoall, Dispatcher::allgather, Dispatcher::mc2, Dispatcher::automatic}) {
+  for (Dispatcher d : all_dispatchers()) {
     c.dispatchers = {d};
-    bool there = std::find(available.begin(), available.end(), d) != available.end();
-    EXPECT_EQ(c.validate().ok(), there) << name(d);
+    EXPECT_TRUE(c.validate().ok()) << name(d);
   }
 }
 

@@ -52,7 +52,7 @@ TEST_F(YamlFaults, ValuesAreReadWhole) {
 
 TEST_F(YamlFaults, UnknownNamesGetTheNearestAndTheList) {
   std::vector<std::string> available;
-  for (Dispatcher dispatcher : available_dispatchers()) available.emplace_back(name(dispatcher));
+  for (Dispatcher dispatcher : all_dispatchers()) available.emplace_back(name(dispatcher));
   std::string dispatchers = join_choices(available);
   EXPECT_EQ(faults_of("case:\n  model: tiny\n  dispatcher: eager,altoall\n"),
             Lines{"x.yaml:3: dispatcher: \"eager,altoall\" is not allowed; did you mean \"alltoall\"? Allowed: " + dispatchers + "."});

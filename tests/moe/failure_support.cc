@@ -34,7 +34,7 @@ Status fail_once(Result<std::unique_ptr<Group>> group, const Context& context, c
 }  // namespace
 
 std::vector<Dispatcher> waiting_dispatchers() {
-  std::vector<Dispatcher> list(available_dispatchers().begin(), available_dispatchers().end());
+  std::vector<Dispatcher> list(all_dispatchers().begin(), all_dispatchers().end());
   std::erase_if(list, [](Dispatcher d) { return d == Dispatcher::eager || d == Dispatcher::automatic; });
   return list;
 }

@@ -8,26 +8,15 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "each_dispatcher.h"
 #include "support/layer_case.h"
 #include "support/processes.h"
 
 namespace plait::test {
 namespace {
 
-Dispatcher dispatcher_under_test = Dispatcher::alltoall;
-
-LayerConfig tested_config(DType dtype) {
-  LayerConfig config = small_config(dtype);
-  config.dispatcher = dispatcher_under_test;
-  return config;
-}
-
-class LayerErrors : public testing::TestWithParam<Dispatcher> {
- protected:
-  void SetUp() override { dispatcher_under_test = GetParam(); }
-};
-INSTANTIATE_TEST_SUITE_P(Dispatchers, LayerErrors, testing::ValuesIn(available_dispatchers().begin(), available_dispatchers().end()),
-                         [](const auto& param_info) { return std::string(name(param_info.param)); });
+class LayerErrors : public EachDispatcher {};
+INSTANTIATE_TEST_SUITE_P(Dispatchers, LayerErrors, each_dispatcher(), dispatcher_name);
 
 /// All ranks fail with a message that has all the words.
 void expect_error(const std::vector<Status>& statuses, const std::vector<std::string>& words, int culprit) {

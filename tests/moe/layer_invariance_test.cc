@@ -131,7 +131,7 @@ TEST_P(OnEngine, SameBitsAsTheDefinition) {
 }
 INSTANTIATE_TEST_SUITE_P(Engines, OnEngine,
                          testing::Combine(testing::Values(Engine::threads, Engine::shm),
-                                          testing::ValuesIn(available_dispatchers().begin(), available_dispatchers().end())),
+                                          testing::ValuesIn(all_dispatchers().begin(), all_dispatchers().end())),
                          [](const auto& param_info) {
                            return std::string(name(std::get<0>(param_info.param))) + "_" + std::string(name(std::get<1>(param_info.param)));
                          });

@@ -7,6 +7,7 @@
 
 #include "base/arena.h"
 #include "base/status_macros.h"
+#include "each_dispatcher.h"
 #include "support/layer_case.h"
 #include "support/layer_oracle_exact.h"
 #include "support/processes.h"
@@ -14,20 +15,8 @@
 namespace plait::test {
 namespace {
 
-Dispatcher dispatcher_under_test = Dispatcher::alltoall;
-
-LayerConfig tested_config(DType dtype) {
-  LayerConfig config = small_config(dtype);
-  config.dispatcher = dispatcher_under_test;
-  return config;
-}
-
-class LayerLives : public testing::TestWithParam<Dispatcher> {
- protected:
-  void SetUp() override { dispatcher_under_test = GetParam(); }
-};
-INSTANTIATE_TEST_SUITE_P(Dispatchers, LayerLives, testing::ValuesIn(available_dispatchers().begin(), available_dispatchers().end()),
-                         [](const auto& param_info) { return std::string(name(param_info.param)); });
+class LayerLives : public EachDispatcher {};
+INSTANTIATE_TEST_SUITE_P(Dispatchers, LayerLives, each_dispatcher(), dispatcher_name);
 
 /// A layer and batch, its forward state on one rank, and what must come out.
 struct Life {

@@ -124,7 +124,7 @@ TEST(MeasureCompute, RunsForEveryDispatcherAndLeavesNothingBehind) {
       PLAIT_ASSIGN_OR_RETURN(std::unique_ptr<Context> context, Context::create({.threads = 2, .kernel = ""}));
       PLAIT_ASSIGN_OR_RETURN(CaseInputs inputs, make_inputs(*context, c, rank_tokens(c, group.rank())));
       PLAIT_ASSIGN_OR_RETURN(LayerRun run, LayerRun::create(*context, group, c, std::move(inputs)));
-      for (Dispatcher dispatcher : available_dispatchers()) {
+      for (Dispatcher dispatcher : all_dispatchers()) {
         for (bool backward : {false, true}) {
           PLAIT_ASSIGN_OR_RETURN(const StepSample first, measure_step(run, dispatcher, backward));
           PLAIT_ASSIGN_OR_RETURN(const StepSample before, measure_step(run, first.ran, backward));

@@ -57,7 +57,7 @@ TEST(VerifyCase, AllSectionsHold) {
 TEST(VerifyCase, EveryDispatcherIsInEverySection) {
   VerifyReport report = test::verify_on_ranks(small_verify());
   for (const char* section : {"shape", "numeric", "backward", "routing", "precision", "performance", "fallback"}) {
-    for (Dispatcher dispatcher : available_dispatchers()) {
+    for (Dispatcher dispatcher : all_dispatchers()) {
       bool found = false;
       for (const CheckLine& line : report.lines) {
         found = found || (line.section == section && line.name.find(name(dispatcher)) != std::string::npos);
@@ -206,7 +206,7 @@ TEST(AcrossRanks, SameBitsOnAnyNumberOfRanks) {
     options.across_ranks = {1, 2, 4, 8};
     auto lines = verify_across_ranks(options);
     ASSERT_TRUE(lines.ok()) << lines.status().to_string();
-    EXPECT_EQ(lines->size(), 4 * available_dispatchers().size());
+    EXPECT_EQ(lines->size(), 4 * all_dispatchers().size());
     for (const CheckLine& line : failed(*lines)) ADD_FAILURE() << line.name << ": " << line.detail;
   }
 }

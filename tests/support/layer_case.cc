@@ -209,7 +209,7 @@ Result<std::vector<RankResult>> run_layer(const LayerInputs& in, const TokenSpli
                                           const RankRunOptions& options) {
   Result<std::vector<RankResult>> results = run_dispatcher(in, split, context, options);
   if (!results.ok() || in.config.dispatcher != Dispatcher::alltoall) return results;
-  for (const Dispatcher dispatcher : available_dispatchers()) {
+  for (const Dispatcher dispatcher : all_dispatchers()) {
     if (dispatcher == Dispatcher::alltoall || dispatcher == Dispatcher::eager) continue;
     LayerInputs other = in;
     other.config.dispatcher = dispatcher;

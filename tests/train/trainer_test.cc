@@ -28,7 +28,7 @@ TEST(Trainer, SameLossListForDispatchersThreadsAndTiers) {
     TrainOptions options = test::train_options(dtype, 24);
     std::vector<double> expected = losses_of(test::train_on_ranks(options, {}));
     ASSERT_EQ(expected.size(), 8U);
-    for (Dispatcher dispatcher : available_dispatchers()) {
+    for (Dispatcher dispatcher : all_dispatchers()) {
       options.layer.dispatcher = dispatcher;
       EXPECT_EQ(losses_of(test::train_on_ranks(options, {})), expected) << name(dispatcher) << " " << name(dtype);
     }
