@@ -115,7 +115,7 @@ void stall(Group& group) {
 }
 
 std::vector<Status> stall_at(Engine engine, const KnownLayer& layer, const StallPoint& point, const std::function<void()>& before) {
-  constexpr double short_timeout_s = 0.5;  // no rank that runs takes so long for one call, however loaded the machine is
+  constexpr double short_timeout_s = 1;  // no rank that runs takes so long for one call, however loaded the machine is
   const SharedCounter given_up;
   return fail_then_work(engine, 3, short_timeout_s, layer, [&](const Context& context, Group& group) {
     if (before) before();
