@@ -42,6 +42,11 @@ struct World {
   }
 };
 
+struct BackwardResults {
+  Tensor dw, dbias;
+};
+
+/// For the test's own thread: one context serves one thread at a time.
 class Expected {
  public:
   explicit Expected(const PairCase& c) : case_(c) {}
@@ -50,15 +55,18 @@ class Expected {
     EXPECT_TRUE(grouped_matmul(*context_, x, weight, case_.expert_rows(rank), bias, y).ok());
     return y;
   }
-  Tensor weight_gradient(const Tensor& x, const Tensor& dy, int rank) const {
-    Tensor dw = make_tensor(case_.dtype, {case_.experts, case_.k, case_.n});
-    EXPECT_TRUE(grouped_matmul_k(*context_, x, dy, case_.expert_rows(rank), dw, false).ok());
-    return dw;
-  }
-  Tensor bias_gradient(const Tensor& dy, int rank) const {
-    Tensor dbias = make_tensor(case_.dtype, {case_.experts, case_.n});
-    EXPECT_TRUE(grouped_bias_gradient(*context_, dy, case_.expert_rows(rank), dbias, false).ok());
-    return dbias;
+  /// Per rank, from expert-major rows and their upstream gradients.
+  std::vector<BackwardResults> gradients(const std::vector<Tensor>& x, const std::vector<Tensor>& dy) const {
+    std::vector<BackwardResults> all;
+    for (int r = 0; r < case_.num_ranks; ++r) {
+      const auto i = static_cast<size_t>(r);
+      BackwardResults& of = all.emplace_back();
+      of.dw = make_tensor(case_.dtype, {case_.experts, case_.k, case_.n});
+      of.dbias = make_tensor(case_.dtype, {case_.experts, case_.n});
+      EXPECT_TRUE(grouped_matmul_k(*context_, x[i], dy[i], case_.expert_rows(r), of.dw, false).ok());
+      EXPECT_TRUE(grouped_bias_gradient(*context_, dy[i], case_.expert_rows(r), of.dbias, false).ok());
+    }
+    return all;
   }
   std::vector<Tensor> products(const std::vector<Tensor>& x, const World& world, bool transposed) const {
     std::vector<Tensor> all;
@@ -117,40 +125,43 @@ TEST_P(PairDefinition, Combine) {
             "");
 }
 
+using Backward = decltype(&alltoallv_grouped_matmul_backward);
+
+/// One rank's backward: `rows` and `dy` expert major, as the sums of the gradients need them, `upstream` as the operator gets it.
+Status check_backward(const Context& context, Group& group, const PairCase& c, bool fused, Backward backward, const Tensor& upstream,
+                      const Tensor& rows, const Tensor& weight, std::span<const int64_t> send, std::span<const int64_t> recv, const Tensor& dx,
+                      const BackwardResults& expected) {
+  const Tensor dw = make_tensor(c.dtype, {c.experts, c.k, c.n}), dbias = make_tensor(c.dtype, {c.experts, c.n});
+  const AllToAllVGmmOptions options{.fused = fused};
+  PLAIT_ASSIGN_OR_RETURN(const AllToAllVGmmInputGradients got,
+                         backward(context, group, {.dy = upstream}, rows, weight, send, recv, {.weight = dw, .bias = dbias}, options));
+  PLAIT_RETURN_IF_ERROR(expect_bits(got.dx, dx, "dx"));
+  PLAIT_RETURN_IF_ERROR(expect_bits(dw, expected.dw, "dw"));
+  return expect_bits(dbias, expected.dbias, "dbias");
+}
+
 TEST_P(PairDefinition, DispatchBackward) {
   const std::vector<Tensor> dx = expected.products(world.dy_experts, world, true);
+  const std::vector<BackwardResults> sums = expected.gradients(world.permuted, world.dy_experts);
   EXPECT_EQ(run_pair(c, {},
-                     [&](const Context& context, Group& group) -> Status {
+                     [&](const Context& context, Group& group) {
                        const int rank = group.rank();
                        const auto r = static_cast<size_t>(rank);
-                       const Tensor dw = make_tensor(c.dtype, {c.experts, c.k, c.n}), dbias = make_tensor(c.dtype, {c.experts, c.n});
-                       const AllToAllVGmmOptions options{.fused = fused};
-                       PLAIT_ASSIGN_OR_RETURN(
-                           const AllToAllVGmmInputGradients got,
-                           alltoallv_grouped_matmul_backward(context, group, {.dy = world.dy_experts[r]}, world.permuted[r], world.weight[r],
-                                                             c.out_counts(rank), c.arrive_counts(rank), {.weight = dw, .bias = dbias}, options));
-                       PLAIT_RETURN_IF_ERROR(expect_bits(got.dx, scattered(c, dx, rank), "dx"));
-                       PLAIT_RETURN_IF_ERROR(expect_bits(dw, expected.weight_gradient(world.permuted[r], world.dy_experts[r], rank), "dw"));
-                       return expect_bits(dbias, expected.bias_gradient(world.dy_experts[r], rank), "dbias");
+                       return check_backward(context, group, c, fused, alltoallv_grouped_matmul_backward, world.dy_experts[r], world.permuted[r],
+                                             world.weight[r], c.out_counts(rank), c.arrive_counts(rank), scattered(c, dx, rank), sums[r]);
                      }),
             "");
 }
 
 TEST_P(PairDefinition, CombineBackward) {
   const std::vector<Tensor> dx = expected.products(world.permuted_dy, world, true);
+  const std::vector<BackwardResults> sums = expected.gradients(world.x_experts, world.permuted_dy);
   EXPECT_EQ(run_pair(c, {},
-                     [&](const Context& context, Group& group) -> Status {
+                     [&](const Context& context, Group& group) {
                        const int rank = group.rank();
                        const auto r = static_cast<size_t>(rank);
-                       const Tensor dw = make_tensor(c.dtype, {c.experts, c.k, c.n}), dbias = make_tensor(c.dtype, {c.experts, c.n});
-                       const AllToAllVGmmOptions options{.fused = fused};
-                       PLAIT_ASSIGN_OR_RETURN(
-                           const AllToAllVGmmInputGradients got,
-                           grouped_matmul_alltoallv_backward(context, group, {.dy = world.dy_home[r]}, world.x_experts[r], world.weight[r],
-                                                             c.arrive_counts(rank), c.out_counts(rank), {.weight = dw, .bias = dbias}, options));
-                       PLAIT_RETURN_IF_ERROR(expect_bits(got.dx, dx[r], "dx"));
-                       PLAIT_RETURN_IF_ERROR(expect_bits(dw, expected.weight_gradient(world.x_experts[r], world.permuted_dy[r], rank), "dw"));
-                       return expect_bits(dbias, expected.bias_gradient(world.permuted_dy[r], rank), "dbias");
+                       return check_backward(context, group, c, fused, grouped_matmul_alltoallv_backward, world.dy_home[r], world.x_experts[r],
+                                             world.weight[r], c.arrive_counts(rank), c.out_counts(rank), dx[r], sums[r]);
                      }),
             "");
 }
