@@ -140,7 +140,9 @@ TEST_P(LayerFailure, AnotherSignatureInForwardAndInBackward) {
       {"dispatcher: rank 1 has other", [](SignatureBlock& block) { std::strcpy(block.dispatcher.data(), "other"); }},
   };
   for (const std::string operation : {"moe_forward", "moe_backward"}) {
-    for (const auto& [words, lie] : lies) {
+    for (const auto& item : lies) {
+      const std::string& words = item.first;
+      const LyingGroup::Lie& lie = item.second;
       const std::vector<Status> statuses = fail_then_work(engine(), num_ranks, 60, layer_, [&](const Context& context, Group& group) {
         LyingGroup lying(
             group, operation, group.rank() == 1 ? lie : [](SignatureBlock&) {});
