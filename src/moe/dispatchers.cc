@@ -40,6 +40,7 @@ Result<Dispatcher> parse_dispatcher(std::string_view text) {
 std::span<const Dispatcher> all_dispatchers() {
   static const std::vector<Dispatcher> all = [] {
     std::vector<Dispatcher> list;
+    list.reserve(entries.size());
     for (const DispatcherEntry& entry : entries) list.push_back(entry.dispatcher);
     return list;
   }();
