@@ -100,10 +100,10 @@ Status send_home(LayerCall& call, const GatheredTokens& tokens, const RoutingPla
   return call.group.signal(results_there, results);
 }
 
-HomeRows home_rows(const LayerCall& call, const WindowBuffer& results, const ParcelLayout& layout, std::shared_ptr<const ParcelPlan> parcels) {
+HomeRows home_rows(const LayerCall& call, const WindowBuffer& results, const SectionLayout& layout, std::shared_ptr<const ParcelPlan> parcels) {
   const int64_t hidden = call.config.hidden;
-  const Tensor rows = results.tensor(layout.rows(), call.config.dtype, {parcels->num_rows(), hidden});
-  const Tensor sums = results.tensor(layout.sums(), DType::f32, {parcels->num_sums(), hidden});
+  const Tensor rows = results.tensor(layout.offset(row_section), call.config.dtype, {parcels->num_rows(), hidden});
+  const Tensor sums = results.tensor(layout.offset(sum_section), DType::f32, {parcels->num_sums(), hidden});
   return {rows, std::move(parcels), sums};
 }
 
@@ -126,7 +126,7 @@ Status receive(LayerCall& call, const RoutingPlan& plan, const WindowBuffer& own
 
 Result<HomeRows> forward(LayerCall& call, const ConstTensorView& x, std::span<const int64_t> local_counts, LayerState& state) {
   auto parcels = std::make_shared<const ParcelPlan>(own_parcels(call, state));
-  const ParcelLayout layout(call, std::accumulate(local_counts.begin(), local_counts.end(), int64_t{0}), *parcels);
+  const SectionLayout layout = parcel_layout(call, std::accumulate(local_counts.begin(), local_counts.end(), int64_t{0}), *parcels);
   DispatchedRows dispatched;
   auto tokens = std::make_shared<GatheredTokens>();
   PLAIT_ASSIGN_OR_RETURN(const WindowBuffer routing, PublishedRouting::write(call, state));
@@ -169,7 +169,7 @@ Result<EntryGradients> backward(LayerCall& call, const ConstTensorView& x, const
   const RoutingPlan& plan = state.plan;
   const GatheredTokens& tokens = *state.dispatched->gathered;
   auto parcels = std::make_shared<const ParcelPlan>(tokens.homes[static_cast<size_t>(plan.rank())].parcels);
-  const ParcelLayout layout(call, plan.num_send_rows(), *parcels);
+  const SectionLayout layout = parcel_layout(call, plan.num_send_rows(), *parcels);
   TokenRows dy_rows, x_rows;
   PLAIT_ASSIGN_OR_RETURN(dy_rows, TokenRows::open(call, dy.shape[0]));
   if (config.recompute) {
@@ -200,7 +200,7 @@ Result<EntryGradients> backward(LayerCall& call, const ConstTensorView& x, const
       x_source.rows(), dy_source.rows(), gmm_layout::rows_of(dx.view), dweights.rows(), state.dispatched->weights.as<float>(), h, g, dh};
   PLAIT_RETURN_IF_ERROR(run_tiles(call, plan, rows, gradients, {signals.rows, 0}));
   PLAIT_RETURN_IF_ERROR(send_home(call, tokens, plan, dx, false, home_memory(results, views[1], plan.rank()), signals.results));
-  const Tensor entry_dweights = results.tensor(0, DType::f32, {plan.num_send_rows(), 1});
+  const Tensor entry_dweights = results.tensor(layout.offset(dweight_section), DType::f32, {plan.num_send_rows(), 1});
   return EntryGradients{home_rows(call, results, layout, std::move(parcels)), entry_dweights};
 }
 

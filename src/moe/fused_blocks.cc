@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "moe/expert_path.h"
-#include "routing/state_dump.h"
 
 namespace plait::moe {
 namespace {
@@ -70,10 +69,7 @@ Status run_scheduler(LayerCall& call, TileScheduler& scheduler, const FusedSigna
 
 Status await_results(LayerCall& call, const RoutingPlan& plan, Stage stage) {
   StageScope scope(call, stage);
-  const Status status = wait_for_results(call.group, stage);
-  if (status.ok()) return status;
-  call.unfinished = describe_missing_results(call.group);
-  return without_results(plan, status);
+  return wait_for_results(call.group, plan, stage, call.unfinished);
 }
 
 }  // namespace plait::moe

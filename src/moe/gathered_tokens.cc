@@ -9,8 +9,6 @@
 namespace plait::moe {
 namespace {
 
-int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 /// One thread's memory for one parcel at a time.
 struct ParcelSum {
   RowSum steps;
@@ -44,11 +42,11 @@ void GatheredTokens::sort_entries(std::span<int32_t> tokens, std::span<float> we
   }
 }
 
-ParcelLayout::ParcelLayout(const LayerCall& call, int64_t num_entries, const ParcelPlan& parcels) {
-  const int64_t row_bytes = call.config.hidden * size_of(call.config.dtype), sum_bytes = call.config.hidden * int64_t{sizeof(float)};
-  rows_ = aligned(num_entries * int64_t{sizeof(float)});
-  sums_ = aligned(rows_ + parcels.num_rows() * row_bytes);
-  bytes_ = sums_ + parcels.num_sums() * sum_bytes;
+SectionLayout parcel_layout(const LayerCall& call, int64_t num_entries, const ParcelPlan& parcels) {
+  const int64_t hidden = call.config.hidden;
+  const int64_t bytes[] = {num_entries * int64_t{sizeof(float)}, parcels.num_rows() * hidden * size_of(call.config.dtype),
+                           parcels.num_sums() * hidden * int64_t{sizeof(float)}};
+  return SectionLayout::of_bytes(bytes);
 }
 
 int64_t write_parcels(const LayerCall& call, const GatheredTokens& tokens, const RoutingPlan& plan, const ConstTensorView& rows, bool weighted,
@@ -57,11 +55,11 @@ int64_t write_parcels(const LayerCall& call, const GatheredTokens& tokens, const
   const int64_t hidden = call.config.hidden, row_bytes = hidden * size_of(rows.dtype), num_experts = plan.placement().num_experts;
   std::vector<ParcelSum> threads(static_cast<size_t>(context.threads()));
   std::atomic<int64_t> num_sent{0};
-  auto write = [&](const HomeTokens& home, const ParcelLayout& layout, const Parcel& parcel, std::byte* to, ParcelSum& sum) {
+  auto write = [&](const HomeTokens& home, const SectionLayout& layout, const Parcel& parcel, std::byte* to, ParcelSum& sum) {
     const std::span<const int32_t> entries = home.parcels.entries(parcel);
     auto row_of = [&](int32_t entry) { return rows.at(home.rows[static_cast<size_t>(entry)]); };
     if (!parcel.is_sum) {
-      std::memcpy(to + layout.rows() + parcel.place * row_bytes, row_of(entries.front()), static_cast<size_t>(row_bytes));
+      std::memcpy(to + layout.offset(row_section) + parcel.place * row_bytes, row_of(entries.front()), static_cast<size_t>(row_bytes));
       return;
     }
     sum.terms.clear();
@@ -71,12 +69,13 @@ int64_t write_parcels(const LayerCall& call, const GatheredTokens& tokens, const
     }
     sum.steps.clear();
     sum.steps.add_tree(sum.terms, num_experts);
-    sum.steps.sum(*context.kernels().elementwise, DType::f32, to + layout.sums() + parcel.place * hidden * int64_t{sizeof(float)}, hidden);
+    sum.steps.sum(*context.kernels().elementwise, DType::f32, to + layout.offset(sum_section) + parcel.place * hidden * int64_t{sizeof(float)},
+                  hidden);
   };
   for (int i = 0; i < call.group.size(); ++i) {
     const int rank = (plan.rank() + i) % call.group.size();
     const HomeTokens& home = tokens.homes[static_cast<size_t>(rank)];
-    const ParcelLayout layout(call, plan.num_send_rows(rank), home.parcels);
+    const SectionLayout layout = parcel_layout(call, plan.num_send_rows(rank), home.parcels);
     for_blocks(context, home.parcels.num_tokens(), tokens.top_k * row_bytes, [&](int64_t begin, int64_t end, int worker) {
       int64_t sent = 0;
       for (int64_t t = begin; t < end; ++t) {

@@ -9,6 +9,7 @@
 #include "moe/parcels.h"
 #include "ops/weighted_tree.h"
 #include "routing/row_access.h"
+#include "routing/row_blocks.h"
 
 namespace plait::moe {
 
@@ -36,16 +37,8 @@ struct GatheredTokens {
 };
 
 /// Where a home rank wants its parcels, and in backward its entries' dweights: [dweight per entry | rows | sums].
-class ParcelLayout {
- public:
-  ParcelLayout(const LayerCall& call, int64_t num_entries, const ParcelPlan& parcels);
-  int64_t rows() const { return rows_; }
-  int64_t sums() const { return sums_; }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  int64_t rows_, sums_, bytes_;
-};
+SectionLayout parcel_layout(const LayerCall& call, int64_t num_entries, const ParcelPlan& parcels);
+enum ParcelSection : size_t { dweight_section, row_section, sum_section };
 
 /// Writes what this rank has for every home rank's tokens into the homes' memory (`homes[s]`: where it begins). `rows` (A,H), expert major;
 /// `weighted`: forward. Returns how many parcels left this rank.

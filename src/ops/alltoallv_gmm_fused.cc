@@ -8,7 +8,7 @@
 #include "ops/alltoallv_gmm_tiles.h"
 #include "ops/grouped_matmul_layout.h"
 #include "ops/grouped_matmul_run.h"
-#include "routing/state_dump.h"
+#include "routing/fused_call.h"
 #include "routing/window_buffer.h"
 
 namespace plait::a2av {
@@ -81,10 +81,7 @@ void sum_bias_gradient(const Call& call, const RoutingPlan& plan, const kernels:
 
 Status wait_for_peers(Call& call, const RoutingPlan& plan) {
   Zone zone(call.context.recorder(), call.travel);
-  const Status status = wait_for_results(call.group, call.travel);
-  if (status.ok()) return status;
-  call.unfinished = describe_missing_results(call.group);
-  return without_results(plan, status);
+  return wait_for_results(call.group, plan, call.travel, call.unfinished);
 }
 
 /// Rows are read from the ranks that have them.

@@ -22,11 +22,14 @@ Result<FusedSignals> tell_rows_there(Group& group, Stage stage) {
   return signals;
 }
 
-Status wait_for_results(Group& group, Stage stage) {
+Status wait_for_results(Group& group, const RoutingPlan& plan, Stage stage, std::string& unfinished) {
   const uint64_t value = group.signal_value(group.rank(), results_there);
   for (int i = 1; i < group.size(); ++i) {
     const int peer = (group.rank() + i) % group.size();
-    PLAIT_RETURN_IF_ERROR(group.wait(peer, results_there, value, name(stage)));
+    const Status status = group.wait(peer, results_there, value, name(stage));
+    if (status.ok()) continue;
+    unfinished = describe_missing_results(group);
+    return without_results(plan, status);
   }
   return {};
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "plait/counters.h"
@@ -27,8 +28,9 @@ Status stop_group(Group& group, std::string_view operation, Stage stage, std::st
 /// Tells the peers that this rank's rows are there, and how its tiles see theirs and report results.
 Result<FusedSignals> tell_rows_there(Group& group, Stage stage);
 
-/// Returns once every peer has raised results_there as often as this rank has.
-Status wait_for_results(Group& group, Stage stage);
+/// Returns once every peer has raised results_there as often as this rank has. On an error `unfinished` says for the dump whose results are
+/// missing; the error says how many of the plan's rows went to that rank.
+Status wait_for_results(Group& group, const RoutingPlan& plan, Stage stage, std::string& unfinished);
 
 /// Rows of this rank's tokens that go to experts of others, and rows of others for its own experts.
 struct CrossingRows {

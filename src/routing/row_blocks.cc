@@ -54,13 +54,18 @@ RowBlocks make_blocks(const RoutingPlan& plan, std::span<const int64_t> row_byte
 }  // namespace
 
 SectionLayout::SectionLayout(int64_t num_rows, std::span<const int64_t> row_bytes) : num_rows_(num_rows) {
-  int64_t offset = 0;
-  for (int64_t bytes : row_bytes) {
-    offset = (offset + section_alignment_bytes - 1) / section_alignment_bytes * section_alignment_bytes;
-    offsets_.push_back(offset);
-    offset += num_rows * bytes;
-  }
-  offsets_.push_back(offset);
+  for (int64_t bytes : row_bytes) add_section(num_rows * bytes);
+}
+
+SectionLayout SectionLayout::of_bytes(std::span<const int64_t> section_bytes) {
+  SectionLayout layout(0, {});
+  for (int64_t bytes : section_bytes) layout.add_section(bytes);
+  return layout;
+}
+
+void SectionLayout::add_section(int64_t bytes) {
+  offsets_.back() = (offsets_.back() + section_alignment_bytes - 1) / section_alignment_bytes * section_alignment_bytes;
+  offsets_.push_back(offsets_.back() + bytes);
 }
 
 RowBlocks dispatch_blocks(const RoutingPlan& plan, std::span<const int64_t> row_bytes, std::span<std::byte* const> destinations) {

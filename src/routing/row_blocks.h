@@ -11,17 +11,21 @@
 
 namespace plait {
 
-/// A region that holds several sections (say the rows of dy and their weights), each of `num_rows` rows and aligned to 64 bytes.
+/// A region that holds several sections, each aligned to 64 bytes: of `num_rows` rows each (say those of dy and their weights), or of sizes
+/// of their own.
 class SectionLayout {
  public:
   SectionLayout(int64_t num_rows, std::span<const int64_t> row_bytes);
+  static SectionLayout of_bytes(std::span<const int64_t> section_bytes);
   int64_t num_rows() const { return num_rows_; }
   int64_t offset(size_t section) const { return offsets_[section]; }
   int64_t bytes() const { return offsets_.back(); }
 
  private:
+  void add_section(int64_t bytes);
+
   int64_t num_rows_;
-  std::vector<int64_t> offsets_;  ///< one per section, then the end
+  std::vector<int64_t> offsets_{0};  ///< one per section, then the end
 };
 
 /// The runs of rows of one all_to_all_v, both directions, in the order on which both sides agree: sections, then experts, ascending.
