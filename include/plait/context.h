@@ -42,9 +42,17 @@ namespace kernels {
 struct KernelSet;
 }
 
+/// The largest tile of a matrix product; 0 leaves it to the shape of the product. Columns are rounded up to whole panels. Results do not
+/// depend on it.
+struct TileShape {
+  int64_t rows = 0;
+  int64_t columns = 0;
+};
+
 struct ContextOptions {
   int threads = 0;          ///< worker threads including the caller; 0 = usable_cpus() (PLAIT_THREADS overrides)
   std::string kernel = {};  ///< tier name; "" = default_tier()
+  TileShape tile = {};      ///< {0, 0}: that of PLAIT_TILE
 };
 
 /// Everything a call needs besides its arguments. One Context serves one calling thread at a time; several may coexist.
@@ -60,6 +68,7 @@ class Context {
 
   int threads() const;
   Tier tier() const;
+  const TileShape& tile_shape() const { return tile_shape_; }
   ThreadPool& pool() const { return *pool_; }
   Arena& arena() const { return *arena_; }
   Recorder& recorder() const { return *recorder_; }
@@ -77,6 +86,7 @@ class Context {
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Recorder> recorder_;
   const kernels::KernelSet* kernels_ = nullptr;
+  TileShape tile_shape_;
 };
 
 }  // namespace plait

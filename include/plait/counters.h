@@ -44,9 +44,10 @@ enum class Counter : uint8_t {
   exchanges,
   matmul_flops,
   tiles,
-  chains_late
+  chains_late,
+  early_tiles  ///< of weight gradients, on a part of their rows
 };
-inline constexpr int num_counters = static_cast<int>(Counter::chains_late) + 1;
+inline constexpr int num_counters = static_cast<int>(Counter::early_tiles) + 1;
 std::string_view name(Counter counter);
 
 /// Nanoseconds of a steady clock.

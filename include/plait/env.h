@@ -10,16 +10,17 @@
 namespace plait {
 
 struct Env {
-  std::string kernel;      ///< PLAIT_KERNEL
-  int threads = 0;         ///< PLAIT_THREADS
-  double timeout_s = 60;   ///< PLAIT_TIMEOUT
-  int spin_us = 20;        ///< PLAIT_SPIN_US
-  bool huge_pages = true;  ///< PLAIT_HUGE_PAGES
-  std::string log_level;   ///< PLAIT_LOG: error, warning, info, debug
-  std::string job;         ///< PLAIT_JOB
-  std::string host_id;     ///< PLAIT_HOST_ID
-  std::string dump;        ///< PLAIT_DUMP: a path
-  std::string cache;       ///< PLAIT_CACHE: a folder, or "off"
+  std::string kernel;                       ///< PLAIT_KERNEL
+  int threads = 0;                          ///< PLAIT_THREADS
+  double timeout_s = 60;                    ///< PLAIT_TIMEOUT
+  int spin_us = 20;                         ///< PLAIT_SPIN_US
+  bool huge_pages = true;                   ///< PLAIT_HUGE_PAGES
+  std::string log_level;                    ///< PLAIT_LOG: error, warning, info, debug
+  std::string job;                          ///< PLAIT_JOB
+  std::string host_id;                      ///< PLAIT_HOST_ID
+  std::string dump;                         ///< PLAIT_DUMP: a path
+  std::string cache;                        ///< PLAIT_CACHE: a folder, or "off"
+  int64_t tile_rows = 0, tile_columns = 0;  ///< PLAIT_TILE
 
   /// Reads the process environment afresh. A malformed value is an error naming the variable, the value and what is allowed.
   static Result<Env> read();

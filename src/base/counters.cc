@@ -27,7 +27,7 @@ constexpr std::array<std::string_view, num_stages> stage_names = {
 };
 constexpr std::array<std::string_view, num_counters> counter_names = {
     "rows_sent", "bytes_sent", "rows_received", "bytes_received", "bytes_copied", "waits",
-    "wait_ns",   "exchanges",  "matmul_flops",  "tiles",          "chains_late",
+    "wait_ns",   "exchanges",  "matmul_flops",  "tiles",          "chains_late",  "early_tiles",
 };
 static_assert(!stage_names.back().empty() && !counter_names.back().empty());
 

@@ -66,6 +66,14 @@ bool parse_flag(std::string_view value, bool& out) {
   return true;
 }
 
+/// "48x64"
+bool parse_tile(std::string_view value, Env& env) {
+  constexpr int64_t largest = 1 << 20;  // far above any tile; keeps sizes made of it in range
+  const size_t cross = value.find('x');
+  return cross != std::string_view::npos && parse_number(value.substr(0, cross), int64_t{1}, largest, env.tile_rows) &&
+         parse_number(value.substr(cross + 1), int64_t{1}, largest, env.tile_columns);
+}
+
 constexpr const char* word_rule = "up to 64 letters, digits, '.', '_' or '-'";
 
 constexpr std::array knobs = {
@@ -75,6 +83,9 @@ constexpr std::array knobs = {
     Knob{"PLAIT_THREADS", "Threads of each rank, the calling one included; 0 takes the usable CPUs divided by the ranks of this machine.",
          "a whole number from 0 to 4096", [](std::string_view v, Env& e) { return parse_number(v, 0, 4096, e.threads); },
          [](const Env& e) { return fmt::format("{}", e.threads); }},
+    Knob{"PLAIT_TILE", "Largest tile of a matrix product, to see that results do not depend on it; empty leaves it to the product's shape.",
+         "ROWSxCOLUMNS, each from 1 to 1048576", [](std::string_view v, Env& e) { return parse_tile(v, e); },
+         [](const Env& e) { return e.tile_rows == 0 ? std::string() : fmt::format("{}x{}", e.tile_rows, e.tile_columns); }},
     Knob{"PLAIT_TIMEOUT", "Seconds after which a wait on another rank ends with an error that names it.", "a number of seconds from 0.001 to 1000000",
          [](std::string_view v, Env& e) { return parse_number(v, 1e-3, 1e6, e.timeout_s); },
          [](const Env& e) { return fmt::format("{}", e.timeout_s); }},

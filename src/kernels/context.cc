@@ -25,6 +25,15 @@ Result<int> choose_threads(int asked) {
   return env.threads > 0 ? std::min(env.threads, max_threads) : usable_cpus();
 }
 
+Result<TileShape> choose_tile(const TileShape& asked) {
+  if (asked.rows < 0 || asked.columns < 0) {
+    return Status::invalid_argument(fmt::format("tile = {} x {}: must not be negative (0 = by shape)", asked.rows, asked.columns));
+  }
+  if (asked.rows > 0 || asked.columns > 0) return asked;
+  PLAIT_ASSIGN_OR_RETURN(Env env, Env::read());
+  return TileShape{env.tile_rows, env.tile_columns};
+}
+
 }  // namespace
 
 Context::Context() = default;
@@ -33,11 +42,13 @@ Context::~Context() = default;
 Result<std::unique_ptr<Context>> Context::create(const ContextOptions& options) {
   PLAIT_ASSIGN_OR_RETURN(int num_threads, choose_threads(options.threads));
   PLAIT_ASSIGN_OR_RETURN(Tier chosen, options.kernel.empty() ? default_tier() : kernels::usable_tier(options.kernel, "kernel = " + options.kernel));
+  PLAIT_ASSIGN_OR_RETURN(const TileShape tile, choose_tile(options.tile));
   std::unique_ptr<Context> context(new Context());
   context->pool_ = std::make_unique<ThreadPool>(num_threads);
   context->arena_ = std::make_unique<Arena>();
   context->recorder_ = std::make_unique<Recorder>();
   context->kernels_ = kernels::kernel_set(chosen);
+  context->tile_shape_ = tile;
   return context;
 }
 

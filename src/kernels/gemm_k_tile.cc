@@ -20,11 +20,12 @@ bool needs_accumulators(const KGroupedGemm& problem, int64_t num_rows, const Til
 /// A tile of a weight gradient: x^T is the left operand, dy the right one, k runs over the rows of both.
 class KTile {
  public:
-  KTile(const GemmPrimitives& primitives, const KGroupedGemm& problem, const TileLimits& limits, const Tile& tile, float* scratch)
-      : primitives_(primitives), problem_(problem), limits_(limits), tile_(tile), shape_(primitives, problem.in) {
+  KTile(const GemmPrimitives& primitives, const KGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const RowStretch& rows,
+        float* scratch)
+      : primitives_(primitives), problem_(problem), limits_(limits), tile_(tile), rows_(rows), shape_(primitives, problem.in) {
     left_ = scratch;
     right_ = left_ + limits.block_units * max_panel_columns;
-    acc_ = right_ + limits.block_units * limits.columns;
+    acc_ = rows.carry != nullptr ? rows.carry : right_ + limits.block_units * limits.columns;
     num_rows_ = problem.counts[static_cast<size_t>(tile.group)];
     block_ = shape_.elements(limits.block_units);
   }
@@ -38,17 +39,17 @@ class KTile {
     p.accumulate = problem_.accumulate;
     p.prefetch = &cursor_;
     const bool contiguous = problem_.dw_n_stride == 1;
-    for (int64_t k = 0; k < num_rows_; k += block_) {
-      const int64_t num_k = std::min(block_, num_rows_ - k);
+    for (int64_t k = rows_.begin; k < rows_.end; k += block_) {
+      const int64_t num_k = std::min(block_, rows_.end - k);
       p.units = shape_.units(num_k);
       p.load_acc = k > 0;
-      p.store_acc = k + block_ < num_rows_ || !contiguous;
+      p.store_acc = k + num_k < num_rows_ || !contiguous;
       for (int64_t column = tile_.col_begin; column < tile_.col_end; column += primitives_.panel_columns) {
         primitives_.pack(block(problem_.dy, k, num_k, column, tile_.col_end), right_panel(column, p.units));
       }
       for (int64_t row = tile_.row_begin; row < tile_.row_end; row += primitives_.panel_columns) multiply_rows(p, k, num_k, row);
     }
-    if (!contiguous) scatter();
+    if (!contiguous && rows_.end == num_rows_) scatter();
   }
 
  private:
@@ -94,6 +95,7 @@ class KTile {
   const KGroupedGemm& problem_;
   const TileLimits& limits_;
   const Tile& tile_;
+  const RowStretch rows_;
   UnitShape shape_;
   int64_t num_rows_;
   int64_t block_;  ///< rows per block
@@ -120,17 +122,25 @@ void clear_tile(const KGroupedGemm& problem, const Tile& tile) {
 int64_t scratch_floats(const KGroupedGemm& problem, const TileLimits& limits) {
   int64_t most_rows = 0;
   for (int64_t count : problem.counts) most_rows = std::max(most_rows, count);
-  int64_t acc = needs_accumulators(problem, most_rows, limits) ? round_up(limits.rows, max_panel_columns) * limits.columns : 0;
+  int64_t acc = needs_accumulators(problem, most_rows, limits) ? carry_floats(limits) : 0;
   return limits.block_units * (max_panel_columns + limits.columns) + acc;
 }
 
-void run_tile(const GemmKernels& kernels, const KGroupedGemm& problem, const TileLimits& limits, const Tile& tile, float* scratch) {
-  if (problem.counts[static_cast<size_t>(tile.group)] == 0) {
+int64_t carry_floats(const TileLimits& limits) { return limits.rows * limits.columns; }
+
+void run_tile(const GemmKernels& kernels, const KGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const RowStretch* stretch,
+              float* scratch) {
+  const int64_t num_rows = problem.counts[static_cast<size_t>(tile.group)];
+  if (num_rows == 0) {
     if (!problem.accumulate) clear_tile(problem, tile);
     return;
   }
-  if (kernels.primitives == nullptr) return reference_k_tile(problem, tile);
-  KTile(*kernels.primitives, problem, limits, tile, scratch).run();
+  const RowStretch rows = stretch != nullptr ? *stretch : RowStretch{0, num_rows, nullptr};
+  if (kernels.primitives == nullptr) {
+    if (rows.end == num_rows) reference_k_tile(problem, tile);
+    return;
+  }
+  KTile(*kernels.primitives, problem, limits, tile, rows, scratch).run();
 }
 
 }  // namespace plait::kernels

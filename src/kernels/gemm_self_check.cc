@@ -106,7 +106,7 @@ class Check {
       problem.accumulate = accumulate;
       Tile tile{0, 0, 0, rows, 0, n};
       if (&dw == results)
-        run_tile(kernels_, problem, limits_, tile, memory(problem));
+        run_tile(kernels_, problem, limits_, tile, nullptr, memory(problem));
       else
         reference_k_tile(problem, tile);
     }

@@ -13,6 +13,8 @@ int64_t scratch_floats(const KGroupedGemm& problem, const TileLimits& limits);
 /// Runs a tile. `next`, where not null, is a tile whose first weights are fetched meanwhile. FloatMode must be set.
 void run_tile(const GemmKernels& kernels, const MGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const NextTile* next,
               float* scratch);
-void run_tile(const GemmKernels& kernels, const KGroupedGemm& problem, const TileLimits& limits, const Tile& tile, float* scratch);
+/// `stretch` where not null: only those rows.
+void run_tile(const GemmKernels& kernels, const KGroupedGemm& problem, const TileLimits& limits, const Tile& tile, const RowStretch* stretch,
+              float* scratch);
 
 }  // namespace plait::kernels

@@ -21,6 +21,12 @@ int64_t most_rows(std::span<const int64_t> counts) {
   return counts.empty() ? 1 : std::max<int64_t>(*std::max_element(counts.begin(), counts.end()), 1);
 }
 
+TileLimits capped(TileLimits limits, const TileShape& most) {
+  if (most.rows > 0) limits.rows = std::min(limits.rows, most.rows);
+  if (most.columns > 0) limits.columns = std::min(limits.columns, round_up(most.columns, max_panel_columns));
+  return limits;
+}
+
 /// Appends the tiles of one group's block of rows x columns.
 void append_tiles(std::vector<Tile>& tiles, int32_t group, int64_t first_row, int64_t rows, int64_t columns, const TileLimits& limits) {
   int64_t row_blocks = num_blocks(rows, limits.rows);
@@ -42,7 +48,7 @@ void run_one(const TileRunner& runner, const KGroupedGemm& problem, const Tile& 
 
 template <typename Problem>
 Status run_all(const Context& context, const Problem& problem) {
-  const TileLimits limits = tile_limits(problem, context.threads());
+  const TileLimits limits = tile_limits(context, problem);
   std::vector<Tile> tiles = make_tiles(problem, limits);
   // Large tiles first, so that no thread starts one when the others are done.
   std::stable_sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) { return a.area() > b.area(); });
@@ -65,7 +71,8 @@ KGroupedGemm with_contiguous_columns(const KGroupedGemm& problem) {
   return swapped;
 }
 
-TileLimits tile_limits(const MGroupedGemm& problem, int threads) {
+TileLimits tile_limits(const Context& context, const MGroupedGemm& problem) {
+  const int threads = context.threads();
   const int64_t rows = std::min(most_rows(problem.counts), max_tile_rows);
   TileLimits limits{rows, std::min(round_up(problem.n, max_panel_columns), max_tile_columns), block_units};
   auto num_tiles = [&] {
@@ -74,10 +81,11 @@ TileLimits tile_limits(const MGroupedGemm& problem, int threads) {
     return blocks * num_blocks(problem.n, limits.columns);
   };
   while (threads > 1 && limits.columns > max_panel_columns && num_tiles() < tiles_per_thread * threads) limits.columns -= max_panel_columns;
-  return limits;
+  return capped(limits, context.tile_shape());
 }
 
-TileLimits tile_limits(const KGroupedGemm& problem, int threads) {
+TileLimits tile_limits(const Context& context, const KGroupedGemm& problem) {
+  const int threads = context.threads();
   const int64_t rows = most_rows(problem.counts);
   TileLimits limits{};
   limits.block_units = std::min(round_up(rows, 2), block_units);
@@ -89,7 +97,7 @@ TileLimits tile_limits(const KGroupedGemm& problem, int threads) {
   auto num_tiles = [&] { return groups * num_blocks(problem.k, limits.rows) * num_blocks(problem.n, limits.columns); };
   while (threads > 1 && limits.rows > max_panel_columns && num_tiles() < tiles_per_thread * threads) limits.rows -= max_panel_columns;
   while (threads > 1 && limits.columns > max_panel_columns && num_tiles() < tiles_per_thread * threads) limits.columns -= max_panel_columns;
-  return limits;
+  return capped(limits, context.tile_shape());
 }
 
 std::vector<Tile> make_tiles(const MGroupedGemm& problem, const TileLimits& limits) {
@@ -134,8 +142,8 @@ float* TileRunner::scratch(int worker) const { return reinterpret_cast<float*>(s
 void TileRunner::run(const MGroupedGemm& problem, const Tile& tile, int worker, const NextTile* next) const {
   run_tile(*kernels_, problem, limits_, tile, next, scratch(worker));
 }
-void TileRunner::run(const KGroupedGemm& problem, const Tile& tile, int worker) const {
-  run_tile(*kernels_, problem, limits_, tile, scratch(worker));
+void TileRunner::run(const KGroupedGemm& problem, const Tile& tile, int worker, const RowStretch* stretch) const {
+  run_tile(*kernels_, problem, limits_, tile, stretch, scratch(worker));
 }
 
 Status m_grouped_gemm(const Context& context, const MGroupedGemm& problem) { return run_all(context, problem); }

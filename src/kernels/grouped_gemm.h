@@ -81,9 +81,9 @@ struct TileLimits {
   int64_t block_units;  ///< 32-bit units of k (one float32, one or two bf16) that are multiplied at a stretch; bounds scratch memory
 };
 
-/// Limits that suit the problem's shape and give `threads` threads enough tiles.
-TileLimits tile_limits(const MGroupedGemm& problem, int threads);
-TileLimits tile_limits(const KGroupedGemm& problem, int threads);
+/// Limits that suit the problem's shape and give the context's threads enough tiles; at most its tile_shape().
+TileLimits tile_limits(const Context& context, const MGroupedGemm& problem);
+TileLimits tile_limits(const Context& context, const KGroupedGemm& problem);
 
 /// All tiles of the problem, in the order of groups, then rows, then columns. Groups without rows give none, except those of a k-grouped
 /// problem whose block must become zeros.
@@ -96,6 +96,14 @@ struct NextTile {
   Tile tile;
 };
 
+/// Rows [begin, end) of a k-grouped tile's group, for chains that are made in several goes, in order. `begin` is even. Between them the
+/// accumulators lie in `carry`: memory of carry_floats() for each tile.
+struct RowStretch {
+  int64_t begin, end;
+  float* carry;
+};
+int64_t carry_floats(const TileLimits& limits);
+
 /// Runs tiles on a context's threads. Holds scratch memory for each worker, enough for tiles up to `limits` of problems of the given
 /// shape (types, k, n, counts, strides); the context must outlive it.
 /// Example: PLAIT_ASSIGN_OR_RETURN(TileRunner runner, TileRunner::create(context, problem, limits)); runner.run(problem, tile, worker);
@@ -106,7 +114,8 @@ class TileRunner {
   /// Runs one tile as thread `worker` (0 <= worker < context.threads()); FloatMode must be set, as ThreadPool::parallel_for does.
   /// The first weights of `next`, where not null, are fetched meanwhile.
   void run(const MGroupedGemm& problem, const Tile& tile, int worker, const NextTile* next = nullptr) const;
-  void run(const KGroupedGemm& problem, const Tile& tile, int worker) const;
+  /// The result is written with the group's last row. Without a stretch: all rows at once.
+  void run(const KGroupedGemm& problem, const Tile& tile, int worker, const RowStretch* stretch = nullptr) const;
 
  private:
   static Result<TileRunner> create(const Context& context, int64_t scratch_floats, const TileLimits& limits);

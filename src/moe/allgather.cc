@@ -144,7 +144,7 @@ Result<HomeRows> forward(LayerCall& call, const ConstTensorView& x, std::span<co
   PLAIT_ASSIGN_OR_RETURN(const Tensor h, call.context.empty(call.config.dtype, {plan.num_recv_rows(), call.hidden_columns()}));
   PLAIT_ASSIGN_OR_RETURN(const Tensor rows, call.context.empty(call.config.dtype, {plan.num_recv_rows(), call.config.hidden}));
   const RowSource x_rows = find(dispatched, plan, tokens->x, x);
-  PLAIT_RETURN_IF_ERROR(run_tiles(call, plan, FusedForward{x_rows.rows(), gmm_layout::rows_of(rows.view), h}, {signals.rows, 0}));
+  PLAIT_RETURN_IF_ERROR(run_tiles(call, plan, FusedForward{x_rows.rows(), gmm_layout::rows_of(rows.view), h}, {signals.rows, 0}, Gaps::left));
   PLAIT_RETURN_IF_ERROR(send_home(call, *tokens, plan, rows, true, home_memory(results, views[2], plan.rank()), signals.results));
   dispatched.x = {};
   if (call.config.recompute) {
@@ -198,7 +198,7 @@ Result<EntryGradients> backward(LayerCall& call, const ConstTensorView& x, const
   const RowSink dweights = dweights_at(plan, results, views[1]);
   FusedBackward rows{
       x_source.rows(), dy_source.rows(), gmm_layout::rows_of(dx.view), dweights.rows(), state.dispatched->weights.as<float>(), h, g, dh};
-  PLAIT_RETURN_IF_ERROR(run_tiles(call, plan, rows, gradients, {signals.rows, 0}));
+  PLAIT_RETURN_IF_ERROR(run_tiles(call, plan, rows, gradients, {signals.rows, 0}, Gaps::left));
   PLAIT_RETURN_IF_ERROR(send_home(call, tokens, plan, dx, false, home_memory(results, views[1], plan.rank()), signals.results));
   const Tensor entry_dweights = results.tensor(layout.offset(dweight_section), DType::f32, {plan.num_send_rows(), 1});
   return EntryGradients{home_rows(call, results, layout, std::move(parcels)), entry_dweights};

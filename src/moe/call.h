@@ -9,7 +9,19 @@
 #include "plait/counters.h"
 #include "plait/layer.h"
 
+namespace plait {
+class TileScheduler;
+}
+
 namespace plait::moe {
+
+/// Work that needs no peer, as chains that fill the gaps of a fused call.
+class FillerWork {
+ public:
+  virtual ~FillerWork() = default;
+  /// The chains have run when the scheduler's run has returned without an error. It must stay where it is until then.
+  virtual Status add_to(TileScheduler& scheduler) = 0;
+};
 
 struct LayerCall {
   const Context& context;
@@ -18,11 +30,13 @@ struct LayerCall {
   const LayerWeights& weights;
   Dispatcher dispatcher = config.dispatcher;  ///< auto is resolved before anything runs
   std::string kind = {};                      ///< what the counts say about the call, for the times that auto learns from
+  FillerWork* filler = nullptr;               ///< for the gaps of the expert part; what a path does not run comes after it
   Stage stage = Stage::other;                 ///< for messages: where a failure happened
   std::string unfinished = {};                ///< after a failure of a fused dispatcher: which tile waits for which rank
 
   ExpertPlacement placement() const { return {config.router.num_experts, group.size()}; }
-  int64_t hidden_columns() const { return config.activation.hidden_columns(config.intermediate); }
+  int64_t hidden_columns() const { return hidden_columns(config.intermediate); }
+  int64_t hidden_columns(int64_t intermediate) const { return config.activation.hidden_columns(intermediate); }
 };
 
 /// Names and times the stage that a scope belongs to.

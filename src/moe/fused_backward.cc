@@ -1,164 +1,181 @@
 #include <algorithm>
 #include <map>
-#include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "base/status_macros.h"
-#include "moe/activation_rows.h"
-#include "moe/fused_blocks.h"
+#include "moe/fused_tiles.h"
 #include "moe/row_sums.h"
 #include "ops/grouped_matmul_layout.h"
 #include "plait/grouped_matmul.h"
-#include "routing/window_buffer.h"
 
 namespace plait::moe {
-namespace {
 
-/// Everything that the tiles of one backward need. Steps of a block: (h again,) g, activation, dx.
-class BackwardTiles {
- public:
-  static Result<BackwardTiles> create(LayerCall& call, const RoutingPlan& plan, const FusedBackward& rows, const LayerGradients& gradients);
-  Status run(const FusedSignals& signals);
-
- private:
-  BackwardTiles(LayerCall& call, const RoutingPlan& plan) : call_(call), plan_(plan) {}
-
-  int activation_step() const { return hidden_ ? 2 : 1; }
-  void add_blocks(TileScheduler& scheduler, int results, std::vector<int>& expert_gates);
-  void add_weight_gradients(TileScheduler& scheduler, const std::vector<int>& expert_gates);
-  void add_gradient_chain(TileScheduler& scheduler, std::span<const int64_t> experts, int gate);
-  void run_block_task(const TileScheduler::TileAt& at) const;
-  void run_gradient_task(const TileScheduler::TileAt& at) const;
-
-  struct GradientTask {
-    const WeightGradientTiles* tiles;
-    int64_t local_expert, task;
-  };
-
-  LayerCall& call_;
-  const RoutingPlan& plan_;
-  std::vector<BlockChain> chains_;
-  std::optional<MatmulTiles> hidden_, g_, dx_;
-  std::optional<WeightGradientTiles> down_, gate_up_;
-  std::optional<ActivationRows> activation_;
-  Buffer scratch_;
-  std::vector<GradientTask> gradient_tasks_;
-  std::vector<size_t> gradient_begins_{0};  ///< of each gradient chain's tasks, and their end
-};
-
-Result<BackwardTiles> BackwardTiles::create(LayerCall& call, const RoutingPlan& plan, const FusedBackward& rows, const LayerGradients& gradients) {
-  const Context& context = call.context;
-  const LayerWeights& w = call.weights;
-  const std::span<const int64_t> counts = plan.expert_rows();
+Result<BackwardTiles> BackwardTiles::create(const Mlp& mlp, const FusedBackward& rows, const MlpGradients& gradients, Options options) {
+  const Context& context = mlp.context;
+  const std::span<const int64_t> counts = mlp.group_rows;
   const kernels::Rows h = gmm_layout::rows_of(ConstTensorView(rows.h)), g = gmm_layout::rows_of(ConstTensorView(rows.g)),
                       dh = gmm_layout::rows_of(ConstTensorView(rows.dh));
-  BackwardTiles tiles(call, plan);
-  if (call.config.recompute) {
-    PLAIT_ASSIGN_OR_RETURN(tiles.hidden_, MatmulTiles::create(context, {rows.x, w.gate_up, w.gate_up_bias, gmm_layout::rows_of(rows.h), counts}));
+  BackwardTiles tiles(mlp, std::move(options));
+  if (tiles.options_.hidden_again) {
+    tiles.steps_.push_back(Step::hidden);
+    PLAIT_ASSIGN_OR_RETURN(tiles.hidden_, MatmulTiles::create(context, {rows.x, mlp.gate_up, mlp.gate_up_bias, gmm_layout::rows_of(rows.h), counts}));
+  } else if (tiles.options_.before) {
+    tiles.steps_.push_back(Step::before);
   }
-  PLAIT_ASSIGN_OR_RETURN(tiles.g_, MatmulTiles::create(context, {rows.dy, w.down.transposed(1, 2), {}, gmm_layout::rows_of(rows.g), counts}));
-  PLAIT_ASSIGN_OR_RETURN(tiles.dx_, MatmulTiles::create(context, {dh, w.gate_up.transposed(1, 2), {}, rows.dx, counts}));
+  tiles.steps_.insert(tiles.steps_.end(), {Step::g, Step::activation, Step::dx});
+  PLAIT_ASSIGN_OR_RETURN(tiles.g_, MatmulTiles::create(context, {rows.dy, mlp.down.transposed(1, 2), {}, gmm_layout::rows_of(rows.g), counts}));
+  PLAIT_ASSIGN_OR_RETURN(tiles.dx_, MatmulTiles::create(context, {dh, mlp.gate_up.transposed(1, 2), {}, rows.dx, counts}));
   if (gradients.down.defined()) {
     PLAIT_ASSIGN_OR_RETURN(tiles.down_,
-                           WeightGradientTiles::create(context, {g, rows.dy, call.config.dtype, gradients.down, gradients.accumulate, counts}));
+                           WeightGradientTiles::create(context, {g, rows.dy, mlp.dtype(), gradients.down, gradients.accumulate, counts}));
   }
   if (gradients.gate_up.defined()) {
     PLAIT_ASSIGN_OR_RETURN(tiles.gate_up_,
-                           WeightGradientTiles::create(context, {rows.x, dh, call.config.dtype, gradients.gate_up, gradients.accumulate, counts}));
+                           WeightGradientTiles::create(context, {rows.x, dh, mlp.dtype(), gradients.gate_up, gradients.accumulate, counts}));
   }
   tiles.activation_.emplace(ActivationRows{.context = context,
-                                           .activation = call.config.activation,
-                                           .dtype = call.config.dtype,
-                                           .intermediate = call.config.intermediate,
-                                           .down_bias = w.down_bias,
+                                           .activation = mlp.activation,
+                                           .dtype = mlp.dtype(),
+                                           .intermediate = mlp.intermediate(),
+                                           .down_bias = mlp.down_bias,
                                            .h = h,
                                            .g = g,
                                            .dy = rows.dy,
                                            .weights = rows.weights,
                                            .dweights = rows.dweights,
-                                           .wants_dweights = true,
+                                           .wants_dweights = rows.weights != nullptr,
                                            .dh = gmm_layout::rows_of(rows.dh),
                                            .act_w = gmm_layout::rows_of(rows.g)});
   PLAIT_ASSIGN_OR_RETURN(tiles.scratch_, context.scratch(context.threads() * tiles.activation_->scratch_bytes()));
-  tiles.chains_ = make_block_chains(plan, tiles.g_->max_rows(), context.threads());
   return tiles;
 }
 
-/// Weight gradients of an expert wait for all chains with its rows.
-void BackwardTiles::add_blocks(TileScheduler& scheduler, int results, std::vector<int>& expert_gates) {
+/// Weight gradients of a group wait for all chains with its rows: one gate for the groups that share a chain, no_gate for those without rows.
+std::vector<int> BackwardTiles::gates_of_groups(TileScheduler& scheduler) const {
+  std::vector<int> gates(mlp_.group_rows.size(), TileChain::no_gate);
   for (const BlockChain& blocks : chains_) {
-    int gate = expert_gates[static_cast<size_t>(blocks.blocks.front().local_expert)];
+    int gate = gates[static_cast<size_t>(blocks.blocks.front().local_expert)];
     if (gate == TileChain::no_gate) gate = scheduler.add_gate();
-    for (const ExpertBlock& block : blocks.blocks) expert_gates[static_cast<size_t>(block.local_expert)] = gate;
-    TileChain chain = blocks.tile_chain(plan_);
-    if (hidden_) chain.add_step(Stage::gate_up, blocks.num_tasks(*hidden_));
-    chain.add_step(Stage::backward_down, blocks.num_tasks(*g_));
-    chain.add_step(Stage::backward_activation, blocks.num_row_tasks());
-    chain.add_step(Stage::backward_gate_up, blocks.num_tasks(*dx_));
-    chain.leads = {{{results, activation_step() + 1}, {gate, activation_step()}}};
-    scheduler.add(std::move(chain));
+    for (const ExpertBlock& block : blocks.blocks) gates[static_cast<size_t>(block.local_expert)] = gate;
   }
+  return gates;
 }
 
-/// One chain per gate: experts that wait for the same one. Those without rows wait for none.
-void BackwardTiles::add_weight_gradients(TileScheduler& scheduler, const std::vector<int>& expert_gates) {
-  std::map<int, std::vector<int64_t>> experts;
-  for (size_t j = 0; j < expert_gates.size(); ++j) experts[expert_gates[j]].push_back(static_cast<int64_t>(j));
-  for (const auto& [gate, group] : experts) add_gradient_chain(scheduler, group, gate);
+void BackwardTiles::prepare_early(TileScheduler& scheduler, const std::vector<int>& gates) {
+  if (options_.early_bytes == 0 || !(down_ || gate_up_)) return;
+  std::vector<const WeightGradientTiles*> tiles;
+  for (const std::optional<WeightGradientTiles>* wanted : {&down_, &gate_up_}) {
+    if (wanted->has_value()) tiles.push_back(&**wanted);
+  }
+  early_ = std::make_unique<EarlyGradients>(mlp_.context, std::move(tiles), options_.early_bytes);
+  std::vector<EarlyGradients::BlockEnd> ends;
+  for (const BlockChain& blocks : chains_) {
+    for (const ExpertBlock& block : blocks.blocks) ends.push_back({block.local_expert, block.row_end});
+  }
+  early_->add_gates(scheduler, std::move(ends), gates);
 }
 
-void BackwardTiles::add_gradient_chain(TileScheduler& scheduler, std::span<const int64_t> experts, int gate) {
-  for (const std::optional<WeightGradientTiles>* tiles : {&down_, &gate_up_}) {
-    for (const int64_t j : experts) {
-      const int64_t num_tasks = tiles->has_value() ? (*tiles)->num_tasks(j) : 0;
-      for (int64_t task = 0; task < num_tasks; ++task) gradient_tasks_.push_back({&**tiles, j, task});
+TileChain BackwardTiles::block_chain(const BlockChain& blocks) const {
+  TileChain chain = blocks.tile_chain();
+  for (const Step step : steps_) {
+    switch (step) {
+      case Step::hidden:
+        chain.add_step(stage(Stage::gate_up), blocks.num_tasks(*hidden_));
+        break;
+      case Step::before:
+        chain.add_step(stage(Stage::other), blocks.num_row_tasks());
+        break;
+      case Step::g:
+        chain.add_step(stage(Stage::backward_down), blocks.num_tasks(*g_));
+        break;
+      case Step::activation:
+        chain.add_step(stage(Stage::backward_activation), blocks.num_row_tasks());
+        break;
+      case Step::dx:
+        chain.add_step(stage(Stage::backward_gate_up), blocks.num_tasks(*dx_));
+        break;
     }
   }
-  const size_t num_tasks = gradient_tasks_.size() - gradient_begins_.back();
-  TileChain chain;
-  chain.add_step(Stage::weight_gradient, static_cast<int64_t>(call_.context.threads() == 1 ? std::min<size_t>(num_tasks, 1) : num_tasks));
-  chain.behind = gate;
-  chain.filler = true;
-  chain.expert = static_cast<int32_t>(plan_.placement().global(plan_.rank(), experts.front()));
-  chain.row_end = plan_.expert_rows()[static_cast<size_t>(experts.front())];
-  scheduler.add(std::move(chain));
-  gradient_begins_.push_back(gradient_tasks_.size());
+  chain.filler = options_.role == TileRole::shared;
+  return chain;
 }
 
-void BackwardTiles::run_block_task(const TileScheduler::TileAt& at) const {
-  const auto number = static_cast<size_t>(at.chain);
-  const BlockChain& blocks = chains_[number];
-  const BlockChain& next = chains_[std::min(number + 1, chains_.size() - 1)];
-  const int step = at.step - (activation_step() - 1);  // -1: h again, 0: g, 1: activation, 2: dx
-  if (step == -1) return blocks.run(*hidden_, at.tile, at.worker, *g_, blocks);
-  if (step == 0) return blocks.run(*g_, at.tile, at.worker, *dx_, blocks);
-  if (step == 2) return blocks.run(*dx_, at.tile, at.worker, hidden_ ? *hidden_ : *g_, next);
-  std::byte* scratch = scratch_.get() + at.worker * activation_->scratch_bytes();
-  blocks.run_rows(at.tile, [&](int64_t begin, int64_t end, int64_t expert) { activation_->run(begin, end, expert, scratch); });
+void BackwardTiles::add_to(TileScheduler& scheduler, std::vector<BlockChain> chains, int results, int behind, int64_t first_expert) {
+  chains_ = std::move(chains);
+  const std::vector<int> gates = gates_of_groups(scheduler);
+  prepare_early(scheduler, gates);
+  const int dx_step = static_cast<int>(steps_.size()) - 1;
+  for (size_t i = 0; i < chains_.size(); ++i) {
+    const ExpertBlock& block = chains_[i].blocks.front();
+    TileChain chain = block_chain(chains_[i]);
+    chain.behind = behind;
+    chain.leads[0] = {results, dx_step};
+    chain.leads[1] = {gates[static_cast<size_t>(block.local_expert)], dx_step - 1};
+    if (early_) chain.leads[2] = {early_->gate_of({block.local_expert, block.row_end}), dx_step - 1};
+    scheduler.add(std::move(chain), [this, i](const TileScheduler::TileAt& at) { run_task(i, at); });
+  }
+  add_gradients(scheduler, gates, first_expert);
+  if (early_) early_->add_chains(scheduler, first_expert);
 }
 
-void BackwardTiles::run_gradient_task(const TileScheduler::TileAt& at) const {
-  const size_t chain = static_cast<size_t>(at.chain) - chains_.size();
-  const bool single = call_.context.threads() == 1;
-  const size_t begin = gradient_begins_[chain] + static_cast<size_t>(at.tile), end = single ? gradient_begins_[chain + 1] : begin + 1;
-  for (size_t i = begin; i < end; ++i) {
-    const GradientTask& task = gradient_tasks_[i];
-    task.tiles->run(task.local_expert, task.task, at.worker);
+/// One chain per gate: groups that wait for the same one. Those without rows wait for none.
+void BackwardTiles::add_gradients(TileScheduler& scheduler, const std::vector<int>& gates, int64_t first_expert) {
+  std::map<int, std::vector<int64_t>> groups;
+  for (size_t j = 0; j < gates.size(); ++j) groups[gates[j]].push_back(static_cast<int64_t>(j));
+  for (const auto& [gate, members] : groups) {
+    Tasks tasks{gradient_tasks_.size(), 0};
+    for (const std::optional<WeightGradientTiles>* tiles : {&down_, &gate_up_}) {
+      for (const int64_t j : members) {
+        const int64_t num_tasks = tiles->has_value() ? (*tiles)->num_tasks(j) : 0;
+        for (int64_t task = 0; task < num_tasks; ++task) gradient_tasks_.push_back({&**tiles, j, task});
+      }
+    }
+    tasks.second = gradient_tasks_.size();
+    const size_t num_tasks = tasks.second - tasks.first;
+    TileChain chain;
+    chain.add_step(stage(Stage::weight_gradient), static_cast<int64_t>(mlp_.context.threads() == 1 ? std::min<size_t>(num_tasks, 1) : num_tasks));
+    chain.behind = gate;
+    chain.filler = true;
+    if (options_.role == TileRole::routed) chain.expert = static_cast<int32_t>(first_expert + members.front());
+    chain.row_end = mlp_.group_rows[static_cast<size_t>(members.front())];
+    scheduler.add(std::move(chain), [this, tasks](const TileScheduler::TileAt& at) { run_gradients(tasks, at); });
   }
 }
 
-Status BackwardTiles::run(const FusedSignals& signals) {
-  TileScheduler scheduler;
-  const int results = scheduler.add_gate([&] { return signals.results == 0 ? Status() : call_.group.signal(results_there, signals.results); });
-  std::vector<int> expert_gates(static_cast<size_t>(plan_.placement().experts_per_rank()), TileChain::no_gate);
-  add_blocks(scheduler, results, expert_gates);
-  add_weight_gradients(scheduler, expert_gates);
-  return run_scheduler(call_, scheduler, signals, [&](const TileScheduler::TileAt& at) {
-    static_cast<size_t>(at.chain) < chains_.size() ? run_block_task(at) : run_gradient_task(at);
-  });
+void BackwardTiles::run_task(size_t number, const TileScheduler::TileAt& at) const {
+  const BlockChain& blocks = chains_[number];
+  const BlockChain& next = chains_[std::min(number + 1, chains_.size() - 1)];
+  switch (steps_[static_cast<size_t>(at.step)]) {
+    case Step::hidden:
+      return blocks.run(*hidden_, at.tile, at.worker, *g_, blocks);
+    case Step::before:
+      return blocks.run_rows(at.tile, [&](int64_t begin, int64_t end, int64_t) { options_.before(begin, end, at.worker); });
+    case Step::g:
+      return blocks.run(*g_, at.tile, at.worker, *dx_, blocks);
+    case Step::dx:
+      return blocks.run(*dx_, at.tile, at.worker, hidden_ ? *hidden_ : *g_, next);
+    case Step::activation:
+      break;
+  }
+  std::byte* scratch = scratch_.get() + at.worker * activation_->scratch_bytes();
+  blocks.run_rows(at.tile, [&](int64_t begin, int64_t end, int64_t group) { activation_->run(begin, end, group, scratch); });
 }
+
+void BackwardTiles::run_gradients(Tasks tasks, const TileScheduler::TileAt& at) const {
+  const bool single = mlp_.context.threads() == 1;
+  const size_t begin = tasks.first + static_cast<size_t>(at.tile), end = single ? tasks.second : begin + 1;
+  for (size_t i = begin; i < end; ++i) {
+    const GradientTask& task = gradient_tasks_[i];
+    if (early_) {
+      early_->run(*task.tiles, task.group, task.task, at.worker);
+    } else {
+      task.tiles->run(task.group, task.task, at.worker);
+    }
+  }
+}
+
+namespace {
 
 /// Sums over rows that are all there: small beside the matmuls.
 Status bias_gradients(LayerCall& call, const RoutingPlan& plan, const FusedBackward& rows, const LayerGradients& gradients) {
@@ -173,9 +190,19 @@ Status bias_gradients(LayerCall& call, const RoutingPlan& plan, const FusedBackw
 
 }  // namespace
 
-Status run_tiles(LayerCall& call, const RoutingPlan& plan, const FusedBackward& rows, const LayerGradients& gradients, const FusedSignals& signals) {
-  PLAIT_ASSIGN_OR_RETURN(BackwardTiles tiles, BackwardTiles::create(call, plan, rows, gradients));
-  PLAIT_RETURN_IF_ERROR(tiles.run(signals));
+Status run_tiles(LayerCall& call, const RoutingPlan& plan, const FusedBackward& rows, const LayerGradients& gradients, const FusedSignals& signals,
+                 Gaps gaps) {
+  const MlpGradients to{gradients.gate_up, gradients.gate_up_bias, gradients.down, gradients.down_bias, gradients.accumulate};
+  BackwardTiles::Options options;
+  options.hidden_again = call.config.recompute;
+  options.early_bytes = early_gradient_bytes(plan, call.config.hidden * size_of(call.config.dtype));
+  PLAIT_ASSIGN_OR_RETURN(BackwardTiles tiles, BackwardTiles::create(routed_experts(call, plan), rows, to, std::move(options)));
+  TileScheduler scheduler;
+  const int results = add_results_gate(scheduler, call, signals);
+  tiles.add_to(scheduler, make_block_chains(plan, tiles.max_rows(), call.context.threads()), results, TileChain::no_gate,
+               plan.placement().global(plan.rank(), 0));
+  if (gaps == Gaps::filled && call.filler != nullptr) PLAIT_RETURN_IF_ERROR(call.filler->add_to(scheduler));
+  PLAIT_RETURN_IF_ERROR(run_scheduler(call, scheduler, signals));
   return bias_gradients(call, plan, rows, gradients);
 }
 

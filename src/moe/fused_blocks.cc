@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "moe/expert_path.h"
+#include "routing/window_buffer.h"
 
 namespace plait::moe {
 namespace {
@@ -20,8 +21,11 @@ int64_t BlockChain::num_rows() const {
   return rows;
 }
 
-TileChain BlockChain::tile_chain(const RoutingPlan& plan) const {
-  TileChain chain = chain_of(plan, blocks.front());
+TileChain BlockChain::tile_chain() const {
+  TileChain chain;
+  chain.expert = expert_;
+  chain.row_begin = blocks.front().row_begin;
+  chain.row_end = blocks.front().row_end;
   for (const ExpertBlock& block : blocks) chain.sources.insert(chain.sources.end(), block.sources.begin(), block.sources.end());
   std::sort(chain.sources.begin(), chain.sources.end());
   chain.sources.erase(std::unique(chain.sources.begin(), chain.sources.end()), chain.sources.end());
@@ -53,16 +57,32 @@ std::vector<BlockChain> make_block_chains(const RoutingPlan& plan, int64_t max_r
   bool open = false;  // the last chain may grow
   for (ExpertBlock& block : make_expert_blocks(plan, max_rows)) {
     const bool small = block.num_rows() < most && is_whole_expert(block);
-    if (!small || !open || chains.back().num_rows() + block.num_rows() > most) chains.emplace_back(threads);
+    if (!small || !open || chains.back().num_rows() + block.num_rows() > most) {
+      chains.emplace_back(threads, static_cast<int32_t>(plan.placement().global(plan.rank(), block.local_expert)));
+    }
     chains.back().blocks.push_back(std::move(block));
     open = small;
   }
   return chains;
 }
 
-Status run_scheduler(LayerCall& call, TileScheduler& scheduler, const FusedSignals& signals, const TileScheduler::RunTile& run_tile) {
+std::vector<BlockChain> make_own_chains(int64_t num_rows, int64_t max_rows, int threads) {
+  std::vector<BlockChain> chains;
+  for (ExpertBlock& block : make_own_blocks(num_rows, max_rows)) {
+    chains.emplace_back(threads, -1);
+    chains.back().blocks.push_back(std::move(block));
+  }
+  return chains;
+}
+
+int add_results_gate(TileScheduler& scheduler, LayerCall& call, const FusedSignals& signals) {
+  const uint64_t value = signals.results;
+  return scheduler.add_gate([&call, value] { return value == 0 ? Status() : call.group.signal(results_there, value); });
+}
+
+Status run_scheduler(LayerCall& call, TileScheduler& scheduler, const FusedSignals& signals) {
   call.stage = signals.rows.stage;
-  Status status = scheduler.run(call.context, call.group, signals.rows, run_tile);
+  Status status = scheduler.run(call.context, call.group, signals.rows);
   if (!status.ok()) call.unfinished = scheduler.describe_unfinished();
   return status;
 }

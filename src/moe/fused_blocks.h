@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "moe/call.h"
-#include "moe/fused_tiles.h"
 #include "ops/matmul_tiles.h"
 #include "routing/fused_call.h"
 #include "routing/tile_scheduler.h"
@@ -16,13 +15,14 @@ namespace plait::moe {
 /// Where one thread does everything, a stage of a chain is a single task.
 class BlockChain {
  public:
-  explicit BlockChain(int threads) : threads_(threads) {}
+  /// `expert`: the first one's global number, for messages.
+  explicit BlockChain(int threads, int32_t expert) : threads_(threads), expert_(expert) {}
 
   std::vector<ExpertBlock> blocks;
   int64_t num_rows() const;
 
   /// A chain for the scheduler, without steps.
-  TileChain tile_chain(const RoutingPlan& plan) const;
+  TileChain tile_chain() const;
   int64_t num_tasks(const MatmulTiles& tiles) const;
   int64_t num_row_tasks() const;
 
@@ -44,12 +44,18 @@ class BlockChain {
   size_t first_block(int64_t task) const { return blocks.size() == 1 ? 0 : static_cast<size_t>(task); }
 
   int threads_;
+  int32_t expert_;
 };
 
 /// All rows of the plan's rank, in the order to begin in.
 std::vector<BlockChain> make_block_chains(const RoutingPlan& plan, int64_t max_rows, int threads);
+/// Rows of a single group that are there.
+std::vector<BlockChain> make_own_chains(int64_t num_rows, int64_t max_rows, int threads);
+
+/// The gate that tells peers that their results are there.
+int add_results_gate(TileScheduler& scheduler, LayerCall& call, const FusedSignals& signals);
 
 /// Runs the scheduler; where it fails, the state of the tiles is kept for the dump.
-Status run_scheduler(LayerCall& call, TileScheduler& scheduler, const FusedSignals& signals, const TileScheduler::RunTile& run_tile);
+Status run_scheduler(LayerCall& call, TileScheduler& scheduler, const FusedSignals& signals);
 
 }  // namespace plait::moe

@@ -27,8 +27,10 @@ Result<LayerState> forward(LayerCall& call, const ConstTensorView& strided_x, co
   state.dispatcher = call.dispatcher;
   state.dispatcher_reason = std::move(choice.reason);
   PLAIT_ASSIGN_OR_RETURN(const std::vector<int64_t> counts, route_tokens(call, x.view, given, state));
+  SharedForward shared_expert(call, x.view);
+  call.filler = &shared_expert;
   PLAIT_ASSIGN_OR_RETURN(const HomeRows rows, path.forward(call, x.view, counts, state));
-  PLAIT_ASSIGN_OR_RETURN(const Tensor shared, shared_expert_forward(call, x.view, state));
+  PLAIT_ASSIGN_OR_RETURN(const Tensor shared, shared_expert.finish(state));
   PLAIT_RETURN_IF_ERROR(path.finish(call, state.plan, Stage::combine));
   PLAIT_RETURN_IF_ERROR(weighted_sum(call, state, rows, shared, y));
   return state;
@@ -42,8 +44,10 @@ Status backward(LayerCall& call, const ConstTensorView& strided_x, const LayerSt
   PLAIT_ASSIGN_OR_RETURN(const DenseInput x, rows_as(call.context, strided_x, call.config.dtype));
   PLAIT_ASSIGN_OR_RETURN(const DenseInput dy, rows_as(call.context, strided_dy, call.config.dtype));
 
+  SharedBackward shared_expert(call, x.view, state, dy.view, gradients);
+  call.filler = &shared_expert;
   PLAIT_ASSIGN_OR_RETURN(const EntryGradients entries, path.backward(call, x.view, state, dy.view, gradients));
-  PLAIT_ASSIGN_OR_RETURN(const Tensor dx_shared, shared_expert_backward(call, x.view, state, dy.view, gradients));
+  PLAIT_ASSIGN_OR_RETURN(const Tensor dx_shared, shared_expert.finish());
   PLAIT_RETURN_IF_ERROR(path.finish(call, state.plan, Stage::backward_dispatch));
   PLAIT_ASSIGN_OR_RETURN(const DenseInput dx_router, route_tokens_backward(call, x.view, state, entries.dweights, gradients, dweights, loss_scale));
   return sum_input_gradients(call, state, entries.dx, dx_router.view, dx_shared, dx);

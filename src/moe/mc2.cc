@@ -86,7 +86,7 @@ Result<HomeRows> forward(LayerCall& call, const ConstTensorView& x, std::span<co
   const RowSource x_rows = dispatched.find(call, state.plan, dispatched.x, x);
   const RowSink result_rows = results_at(call, state.plan, results, views[2], 0);
   const FusedForward rows{x_rows.rows(), result_rows.rows(), h};
-  PLAIT_RETURN_IF_ERROR(run_tiles(call, state.plan, rows, signals));
+  PLAIT_RETURN_IF_ERROR(run_tiles(call, state.plan, rows, signals, Gaps::filled));
   const int64_t row_bytes = x.shape[1] * size_of(x.dtype);
   count_crossing_rows(call.context.recorder(), state.plan, row_bytes + entry_bytes, row_bytes);
   if (call.config.recompute) {
@@ -140,7 +140,7 @@ Result<EntryGradients> backward(LayerCall& call, const ConstTensorView& x, const
   rows.h = h;
   rows.g = g;
   rows.dh = dh;
-  PLAIT_RETURN_IF_ERROR(run_tiles(call, plan, rows, gradients, signals));
+  PLAIT_RETURN_IF_ERROR(run_tiles(call, plan, rows, gradients, signals, Gaps::filled));
   const int64_t row_bytes = dy.shape[1] * size_of(dy.dtype);
   count_crossing_rows(call.context.recorder(), plan, config.recompute ? 2 * row_bytes : row_bytes, row_bytes + int64_t{sizeof(float)});
   return EntryGradients{{results.tensor(layout.offset(0), config.dtype, {num_entries, config.hidden}), {}, {}},

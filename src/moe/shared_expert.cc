@@ -1,9 +1,11 @@
 #include "moe/shared_expert.h"
 
+#include <utility>
+#include <vector>
+
 #include "base/status_macros.h"
 #include "kernels/elementwise.h"
 #include "kernels/kernel_set.h"
-#include "moe/mlp.h"
 #include "moe/row_sums.h"
 #include "moe/rows.h"
 #include "ops/grouped_matmul_layout.h"
@@ -22,6 +24,7 @@ void for_each_token(const Context& context, int64_t tokens, int64_t row_bytes, F
 /// One group of all tokens; `tokens` must outlive it.
 Mlp shared_mlp(const LayerCall& call, const int64_t& tokens) {
   const LayerWeights& w = call.weights;
+  if (call.config.shared_intermediate == 0) return {call.context, call.config.activation, {}, {}, {}, {}, {}, {}};
   return {call.context, call.config.activation, as_group(w.shared_gate_up), {}, as_group(w.shared_down), {}, {&tokens, 1}, {}};
 }
 
@@ -40,43 +43,9 @@ Result<Tensor> gate_values(const LayerCall& call, const ConstTensorView& x) {
   return values;
 }
 
-/// What backward reads of the forward pass: kept, or computed again.
-struct SharedRows {
-  Tensor h, row;  ///< `row` only with a gate
-};
-
-Result<SharedRows> shared_rows(const LayerCall& call, const Mlp& mlp, const ConstTensorView& x, const LayerState& state) {
-  SharedRows rows{state.shared_h, state.shared_row};
-  if (!call.config.recompute) return rows;
-  PLAIT_ASSIGN_OR_RETURN(rows.h, mlp.hidden(x));
-  if (!call.config.shared_gate) return rows;
-  PLAIT_ASSIGN_OR_RETURN(const Tensor act, mlp.activated(rows.h));
-  PLAIT_ASSIGN_OR_RETURN(rows.row, call.context.empty(call.config.dtype, {x.shape[0], call.config.hidden}));
-  PLAIT_RETURN_IF_ERROR(mlp.project(act, rows.row));
-  return rows;
-}
-
-/// Through the gate: the MLP's gradient round(s * dy), and dz = (ds * s) * (1 - s) with ds = dot(dy, row).
-struct GateGradient {
-  Tensor dy, dz;  ///< (T,H), (T,1) f32
-};
-Result<GateGradient> gate_gradient(const LayerCall& call, const Tensor& row, const Tensor& scale, const ConstTensorView& dy) {
-  const Context& context = call.context;
-  const kernels::ElementwiseKernels& kernels = *context.kernels().elementwise;
-  const int64_t tokens = dy.shape[0], hidden = dy.shape[1];
-  GateGradient out;
-  PLAIT_ASSIGN_OR_RETURN(out.dy, context.empty(dy.dtype, {tokens, hidden}));
-  PLAIT_ASSIGN_OR_RETURN(out.dz, context.empty(DType::f32, {tokens, 1}));
-  PLAIT_ASSIGN_OR_RETURN(const Tensor products, context.empty(DType::f32, {context.threads(), hidden}));
-  for_each_token(context, tokens, hidden * size_of(DType::f32), [&](int64_t t, int worker) {
-    const float s = scale.as<float>()[t];
-    const float ds = kernels.dot(dy.dtype, dy.at(t), row.view.at(t), hidden);
-    out.dz.as<float>()[t] = ds * s * (1.0F - s);
-    auto* product = reinterpret_cast<float*>(products.view.at(worker));
-    kernels.scale(dy.dtype, s, dy.at(t), product, hidden);
-    kernels.store(dy.dtype, product, out.dy.view.at(t), hidden);
-  });
-  return out;
+/// A filler's chains over all tokens.
+std::vector<BlockChain> token_chains(const LayerCall& call, int64_t tokens, int64_t max_rows) {
+  return make_own_chains(tokens, max_rows, call.context.threads());
 }
 
 /// dx_shared = round(dx + dz * w), in place.
@@ -95,57 +64,158 @@ Status add_gate_part(const LayerCall& call, const Tensor& dz, const Tensor& dx) 
   return {};
 }
 
-/// From the gradient of the MLP's rows to its parameters' gradients and its part of dx.
-Result<Tensor> mlp_backward(const LayerCall& call, const Mlp& mlp, const ConstTensorView& x, const ConstTensorView& h, const ConstTensorView& dy,
-                            const LayerGradients& gradients) {
-  const MlpGradients to{as_group(gradients.shared_gate_up), {}, as_group(gradients.shared_down), {}, gradients.accumulate};
-  PLAIT_ASSIGN_OR_RETURN(const Tensor g, mlp.project_backward(dy));
-  PLAIT_ASSIGN_OR_RETURN(const ActivationGradient d, activation_gradient(mlp, h, g, dy, {}, {}));
-  PLAIT_RETURN_IF_ERROR(project_gradients(mlp, d.act_w, dy, {}, to));
-  PLAIT_RETURN_IF_ERROR(hidden_gradients(mlp, x, d.dh, to));
-  PLAIT_ASSIGN_OR_RETURN(Tensor dx, call.context.empty(x.dtype, {x.shape[0], x.shape[1]}));
-  PLAIT_RETURN_IF_ERROR(mlp.hidden_backward(d.dh, dx));
-  return dx;
-}
-
 }  // namespace
 
-Result<Tensor> shared_expert_forward(LayerCall& call, const ConstTensorView& x, LayerState& state) {
-  if (call.config.shared_intermediate == 0) return Tensor{};
-  StageScope scope(call, Stage::shared_expert);
-  const int64_t tokens = x.shape[0];
-  const Mlp mlp = shared_mlp(call, tokens);
-  PLAIT_ASSIGN_OR_RETURN(const Tensor h, mlp.hidden(x));
-  PLAIT_ASSIGN_OR_RETURN(const Tensor act, mlp.activated(h));
-  PLAIT_ASSIGN_OR_RETURN(Tensor row, call.context.empty(call.config.dtype, {tokens, call.config.hidden}));
-  PLAIT_RETURN_IF_ERROR(mlp.project(act, row));
-  if (call.config.shared_gate) {
-    PLAIT_ASSIGN_OR_RETURN(state.shared_scale, gate_values(call, x));
-  }
-  if (!call.config.recompute) {
-    state.shared_h = h;
-    if (call.config.shared_gate) state.shared_row = row;
-  }
-  return row;
+SharedForward::SharedForward(LayerCall& call, const ConstTensorView& x) : call_(call), x_(x), tokens_(x.shape[0]), mlp_(shared_mlp(call, tokens_)) {}
+
+Status SharedForward::add_to(TileScheduler& scheduler) {
+  if (!wanted()) return {};
+  PLAIT_ASSIGN_OR_RETURN(h_, call_.context.empty(x_.dtype, {tokens_, call_.hidden_columns(call_.config.shared_intermediate)}));
+  PLAIT_ASSIGN_OR_RETURN(row_, call_.context.empty(x_.dtype, {tokens_, call_.config.hidden}));
+  const FusedForward rows{gmm_layout::rows_of(x_), gmm_layout::rows_of(row_.view), h_};
+  PLAIT_ASSIGN_OR_RETURN(ForwardTiles tiles, ForwardTiles::create(mlp_, rows, TileRole::shared));
+  tiles_.emplace(std::move(tiles));
+  tiles_->add_to(scheduler, token_chains(call_, tokens_, tiles_->max_rows()), TileChain::no_gate);
+  return {};
 }
 
-Result<Tensor> shared_expert_backward(LayerCall& call, const ConstTensorView& x, const LayerState& state, const ConstTensorView& dy,
-                                      const LayerGradients& gradients) {
-  if (call.config.shared_intermediate == 0) return Tensor{};
-  StageScope scope(call, Stage::shared_expert);
-  const int64_t tokens = x.shape[0];
-  const Mlp mlp = shared_mlp(call, tokens);
-  PLAIT_ASSIGN_OR_RETURN(const SharedRows rows, shared_rows(call, mlp, x, state));
-  if (!call.config.shared_gate) return mlp_backward(call, mlp, x, rows.h, dy, gradients);
+Status SharedForward::run_unfused() {
+  PLAIT_ASSIGN_OR_RETURN(h_, mlp_.hidden(x_));
+  PLAIT_ASSIGN_OR_RETURN(const Tensor act, mlp_.activated(h_));
+  PLAIT_ASSIGN_OR_RETURN(row_, call_.context.empty(x_.dtype, {tokens_, call_.config.hidden}));
+  return mlp_.project(act, row_);
+}
 
-  PLAIT_ASSIGN_OR_RETURN(const GateGradient through_gate, gate_gradient(call, rows.row, state.shared_scale, dy));
-  PLAIT_ASSIGN_OR_RETURN(Tensor dx, mlp_backward(call, mlp, x, rows.h, through_gate.dy, gradients));
-  PLAIT_RETURN_IF_ERROR(add_gate_part(call, through_gate.dz, dx));
-  if (gradients.shared_gate.defined()) {
-    PLAIT_RETURN_IF_ERROR(scaled_row_sums(call.context, gmm_layout::rows_of(x), x.dtype, through_gate.dz.as<float>(), {&tokens, 1}, AbsentRows::add,
-                                          as_group(gradients.shared_gate), gradients.accumulate));
+Result<Tensor> SharedForward::finish(LayerState& state) {
+  if (!wanted()) return Tensor{};
+  StageScope scope(call_, Stage::shared_expert);
+  if (!tiles_) PLAIT_RETURN_IF_ERROR(run_unfused());
+  tiles_.reset();
+  if (call_.config.shared_gate) {
+    PLAIT_ASSIGN_OR_RETURN(state.shared_scale, gate_values(call_, x_));
   }
-  return dx;
+  if (!call_.config.recompute) {
+    state.shared_h = h_;
+    if (call_.config.shared_gate) state.shared_row = row_;
+  }
+  return std::move(row_);
+}
+
+SharedBackward::SharedBackward(LayerCall& call, const ConstTensorView& x, const LayerState& state, const ConstTensorView& dy,
+                               const LayerGradients& gradients)
+    : call_(call),
+      x_(x),
+      state_(state),
+      dy_(dy),
+      gradients_(gradients),
+      tokens_(x.shape[0]),
+      mlp_(shared_mlp(call, tokens_)),
+      h_(state.shared_h),
+      row_(state.shared_row) {}
+
+MlpGradients SharedBackward::mlp_gradients() const {
+  return {as_group(gradients_.shared_gate_up), {}, as_group(gradients_.shared_down), {}, gradients_.accumulate};
+}
+
+/// What forward left out to save memory.
+Status SharedBackward::make_room_for_forward() {
+  if (!call_.config.recompute) return {};
+  PLAIT_ASSIGN_OR_RETURN(h_, call_.context.empty(x_.dtype, {tokens_, call_.hidden_columns(call_.config.shared_intermediate)}));
+  if (!call_.config.shared_gate) return {};
+  PLAIT_ASSIGN_OR_RETURN(row_, call_.context.empty(x_.dtype, {tokens_, call_.config.hidden}));
+  return {};
+}
+
+Status SharedBackward::make_room() {
+  const Context& context = call_.context;
+  PLAIT_RETURN_IF_ERROR(make_room_for_forward());
+  PLAIT_ASSIGN_OR_RETURN(dx_, context.empty(x_.dtype, {tokens_, call_.config.hidden}));
+  if (!call_.config.shared_gate) return {};
+  PLAIT_ASSIGN_OR_RETURN(gate_dy_, context.empty(dy_.dtype, {tokens_, call_.config.hidden}));
+  PLAIT_ASSIGN_OR_RETURN(dz_, context.empty(DType::f32, {tokens_, 1}));
+  PLAIT_ASSIGN_OR_RETURN(products_, context.empty(DType::f32, {context.threads(), call_.config.hidden}));
+  return {};
+}
+
+/// Through the gate, token by token: the MLP's gradient round(s * dy), and dz = (ds * s) * (1 - s) with ds = dot(dy, row).
+void SharedBackward::through_gate(int64_t begin, int64_t end, int worker) const {
+  const kernels::ElementwiseKernels& kernels = *call_.context.kernels().elementwise;
+  const int64_t hidden = dy_.shape[1];
+  auto* product = reinterpret_cast<float*>(products_.view.at(worker));
+  for (int64_t t = begin; t < end; ++t) {
+    const float s = state_.shared_scale.as<float>()[t];
+    const float ds = kernels.dot(dy_.dtype, dy_.at(t), row_.view.at(t), hidden);
+    dz_.as<float>()[t] = ds * s * (1.0F - s);
+    kernels.scale(dy_.dtype, s, dy_.at(t), product, hidden);
+    kernels.store(dy_.dtype, product, gate_dy_.view.at(t), hidden);
+  }
+}
+
+/// The gradient of the MLP's rows.
+ConstTensorView SharedBackward::mlp_dy() const { return call_.config.shared_gate ? ConstTensorView(gate_dy_.view) : dy_; }
+
+Status SharedBackward::add_to(TileScheduler& scheduler) {
+  if (!wanted()) return {};
+  PLAIT_RETURN_IF_ERROR(make_room());
+  const bool gate = call_.config.shared_gate, recompute = call_.config.recompute;
+  const kernels::Rows x = gmm_layout::rows_of(x_);
+  int behind = TileChain::no_gate;
+  if (gate && recompute) {
+    behind = scheduler.add_gate();
+    PLAIT_ASSIGN_OR_RETURN(ForwardTiles again, ForwardTiles::create(mlp_, {x, gmm_layout::rows_of(row_.view), h_}, TileRole::shared));
+    forward_.emplace(std::move(again));
+    forward_->add_to(scheduler, token_chains(call_, tokens_, forward_->max_rows()), behind);
+  }
+  PLAIT_ASSIGN_OR_RETURN(g_, call_.context.empty(x_.dtype, {tokens_, call_.config.shared_intermediate}));
+  PLAIT_ASSIGN_OR_RETURN(dh_, call_.context.empty(x_.dtype, {tokens_, h_.view.shape[1]}));
+  FusedBackward rows;
+  rows.x = x;
+  rows.dy = gmm_layout::rows_of(mlp_dy());
+  rows.dx = gmm_layout::rows_of(dx_.view);
+  rows.h = h_;
+  rows.g = g_;
+  rows.dh = dh_;
+  BackwardTiles::Options options;
+  options.role = TileRole::shared;
+  options.hidden_again = recompute && !gate;
+  if (gate) options.before = [this](int64_t begin, int64_t end, int worker) { through_gate(begin, end, worker); };
+  PLAIT_ASSIGN_OR_RETURN(BackwardTiles tiles, BackwardTiles::create(mlp_, rows, mlp_gradients(), std::move(options)));
+  tiles_.emplace(std::move(tiles));
+  tiles_->add_to(scheduler, token_chains(call_, tokens_, tiles_->max_rows()), TileChain::no_gate, behind, 0);
+  return {};
+}
+
+Status SharedBackward::run_unfused() {
+  PLAIT_RETURN_IF_ERROR(make_room());
+  if (call_.config.recompute) {
+    PLAIT_RETURN_IF_ERROR(grouped_matmul(call_.context, x_, mlp_.gate_up, mlp_.group_rows, {}, h_));
+    if (call_.config.shared_gate) {
+      PLAIT_ASSIGN_OR_RETURN(const Tensor act, mlp_.activated(h_));
+      PLAIT_RETURN_IF_ERROR(mlp_.project(act, row_));
+    }
+  }
+  if (call_.config.shared_gate) {
+    for_blocks(call_.context, tokens_, dy_.shape[1] * size_of(DType::f32),
+               [&](int64_t begin, int64_t end, int worker) { through_gate(begin, end, worker); });
+  }
+  PLAIT_ASSIGN_OR_RETURN(const Tensor g, mlp_.project_backward(mlp_dy()));
+  PLAIT_ASSIGN_OR_RETURN(const ActivationGradient d, activation_gradient(mlp_, h_, g, mlp_dy(), {}, {}));
+  PLAIT_RETURN_IF_ERROR(project_gradients(mlp_, d.act_w, mlp_dy(), {}, mlp_gradients()));
+  PLAIT_RETURN_IF_ERROR(hidden_gradients(mlp_, x_, d.dh, mlp_gradients()));
+  return mlp_.hidden_backward(d.dh, dx_);
+}
+
+Result<Tensor> SharedBackward::finish() {
+  if (!wanted()) return Tensor{};
+  StageScope scope(call_, Stage::shared_expert);
+  if (!tiles_) PLAIT_RETURN_IF_ERROR(run_unfused());
+  if (!call_.config.shared_gate) return std::move(dx_);
+  PLAIT_RETURN_IF_ERROR(add_gate_part(call_, dz_, dx_));
+  if (gradients_.shared_gate.defined()) {
+    PLAIT_RETURN_IF_ERROR(scaled_row_sums(call_.context, gmm_layout::rows_of(x_), x_.dtype, dz_.as<float>(), mlp_.group_rows, AbsentRows::add,
+                                          as_group(gradients_.shared_gate), gradients_.accumulate));
+  }
+  return std::move(dx_);
 }
 
 }  // namespace plait::moe

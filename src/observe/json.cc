@@ -38,7 +38,8 @@ Json per_rank(const DispatcherReport& d) {
                     {"waited", to_json(d.waited_per_rank[rank])},
                     {"waited_for", d.waited_for_per_rank[rank] < 0 ? Json(nullptr) : Json(d.waited_for_per_rank[rank])},
                     {"tiles", d.tiles_per_rank[rank]},
-                    {"chains_late", d.chains_late_per_rank[rank]}});
+                    {"chains_late", d.chains_late_per_rank[rank]},
+                    {"early_tiles", d.early_tiles_per_rank[rank]}});
   }
   return list;
 }

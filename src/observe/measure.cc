@@ -168,6 +168,7 @@ Result<StepSample> measure_step(LayerRun& run, Dispatcher dispatcher, bool backw
   run.state().dispatcher_reason.copy(sample.reason.data(), sample.reason.size() - 1);
   sample.tiles = recorder.value(Counter::tiles);
   sample.chains_late = recorder.value(Counter::chains_late);
+  sample.early_tiles = recorder.value(Counter::early_tiles);
   sample.bytes_sent = recorder.value(Counter::bytes_sent);
   sample.peak_bytes = run.context().arena().peak_bytes() + group.peak_window_bytes();
   sample.resident_bytes = resident_bytes();

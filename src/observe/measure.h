@@ -60,7 +60,7 @@ struct StepSample {
   int64_t bytes_sent = 0, peak_bytes = 0, resident_bytes = 0;
   double waited = 0;    ///< for the peer that was waited for longest
   int waited_for = -1;  ///< that peer; -1: for nobody
-  int64_t tiles = 0, chains_late = 0;
+  int64_t tiles = 0, chains_late = 0, early_tiles = 0;
   std::array<char, 160> reason{};         ///< why `ran` was chosen, cut to fit
   Dispatcher ran = Dispatcher::alltoall;  ///< the strategy that the step used, where another may be chosen than asked for
 };

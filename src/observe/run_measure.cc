@@ -64,6 +64,7 @@ void collect_rank(std::span<const StepSample> samples, DispatcherReport& report)
     most.peak_bytes = std::max(most.peak_bytes, sample.peak_bytes);
     most.tiles = std::max(most.tiles, sample.tiles);
     most.chains_late = std::max(most.chains_late, sample.chains_late);
+    most.early_tiles = std::max(most.early_tiles, sample.early_tiles);
     if (sample.waited > most.waited) {
       most.waited = sample.waited;
       most.waited_for = sample.waited_for;
@@ -77,6 +78,7 @@ void collect_rank(std::span<const StepSample> samples, DispatcherReport& report)
   report.peak_bytes_per_rank.push_back(most.peak_bytes);
   report.tiles_per_rank.push_back(most.tiles);
   report.chains_late_per_rank.push_back(most.chains_late);
+  report.early_tiles_per_rank.push_back(most.early_tiles);
   report.bytes_sent = std::max(report.bytes_sent, most.bytes_sent);
   report.peak_bytes = std::max(report.peak_bytes, most.peak_bytes);
 }

@@ -9,17 +9,6 @@
 #include "routing/window_buffer.h"
 
 namespace plait::a2av {
-namespace {
-
-/// Rows of one group in nearly equal blocks of at most max_rows.
-std::vector<ExpertBlock> blocks_of_one_group(int64_t num_rows, int64_t max_rows) {
-  const int64_t parts = (num_rows + max_rows - 1) / max_rows;
-  std::vector<ExpertBlock> blocks;
-  for (int64_t i = 0; i < parts; ++i) blocks.push_back({0, 0, num_rows * i / parts, num_rows * (i + 1) / parts, {}});
-  return blocks;
-}
-
-}  // namespace
 
 kernels::Rows PairTiles::rows() const { return copies() ? gmm_layout::rows_of(ConstTensorView(operands_.permuted)) : operands_.rows; }
 
@@ -50,7 +39,7 @@ Status PairTiles::prepare_shared() {
                                                                   .bias = {},
                                                                   .y = gmm_layout::rows_of(operands_.shared_y),
                                                                   .counts = shared_rows_}));
-    shared_blocks_ = blocks_of_one_group(shared_rows_[0], shared_->max_rows());
+    shared_blocks_ = make_own_blocks(shared_rows_[0], shared_->max_rows());
   }
   const SharedGradient& gradient = call_.shared_gradient;
   if (!gradient.dw.defined()) return {};
@@ -67,8 +56,19 @@ Status PairTiles::prepare_shared() {
 }
 
 void PairTiles::add(TileScheduler& scheduler, TileChain chain, const Work& work) {
-  scheduler.add(std::move(chain));
+  const auto number = static_cast<int>(works_.size());
+  scheduler.add(std::move(chain), [this, number](const TileScheduler::TileAt& at) { run_tile(number, at); });
   works_.push_back(work);
+}
+
+/// The weight gradients of rows that arrive may begin before all of them have.
+void PairTiles::prepare_early(TileScheduler& scheduler, const std::vector<int>& expert_gates) {
+  if (!gradient_ || call_.way == Way::home) return;
+  early_.emplace(call_.context, std::vector<const WeightGradientTiles*>{&*gradient_}, early_gradient_bytes(plan_, call_.row_bytes()));
+  std::vector<EarlyGradients::BlockEnd> ends;
+  ends.reserve(blocks_.size());
+  for (const ExpertBlock& block : blocks_) ends.push_back({block.local_expert, block.row_end});
+  early_->add_gates(scheduler, std::move(ends), expert_gates);
 }
 
 void PairTiles::add_blocks(TileScheduler& scheduler, int results, const std::vector<int>& expert_gates) {
@@ -77,6 +77,7 @@ void PairTiles::add_blocks(TileScheduler& scheduler, int results, const std::vec
     if (call_.way == Way::home) chain.sources.clear();
     if (copies()) chain.add_step(call_.travel, RowPieces(block, call_.context.threads()).count());
     chain.leads[1] = {expert_gates[static_cast<size_t>(block.local_expert)], 0};
+    if (early_) chain.leads[2] = {early_->gate_of({block.local_expert, block.row_end}), 0};
     chain.leads[0] = {results, chain.num_steps};
     chain.add_step(call_.product, product_->num_tasks());
     add(scheduler, std::move(chain), {.product = &*product_, .block = &block});
@@ -118,11 +119,12 @@ void PairTiles::copy_piece(const ExpertBlock& block, int64_t piece) const {
   }
 }
 
-void PairTiles::run_tile(const TileScheduler::TileAt& at) const {
-  const Work& work = works_[static_cast<size_t>(at.chain)];
+void PairTiles::run_tile(int chain, const TileScheduler::TileAt& at) const {
+  const Work& work = works_[static_cast<size_t>(chain)];
+  if (early_ && work.gradient == &*gradient_) return early_->run(*gradient_, work.group, at.tile, at.worker);
   if (work.gradient != nullptr) return work.gradient->run(work.group, at.tile, at.worker);
   if (copies() && at.step == 0 && work.product == &*product_) return copy_piece(*work.block, at.tile);
-  const Work& next = works_[std::min(static_cast<size_t>(at.chain) + 1, works_.size() - 1)];
+  const Work& next = works_[std::min(static_cast<size_t>(chain) + 1, works_.size() - 1)];
   if (next.product == nullptr) return work.product->run(*work.block, at.tile, at.worker);
   const kernels::NextTile hint = next.product->first_tile(*next.block);
   work.product->run(*work.block, at.tile, at.worker, &hint);
@@ -134,10 +136,12 @@ Status PairTiles::run(const FusedSignals& signals) {
       call_.way == Way::out ? TileChain::no_gate : scheduler.add_gate([&] { return call_.group.signal(results_there, signals.results); });
   std::vector<int> expert_gates;
   for (int64_t j = 0; j < plan_.placement().experts_per_rank(); ++j) expert_gates.push_back(scheduler.add_gate());
+  prepare_early(scheduler, expert_gates);
   add_blocks(scheduler, results, expert_gates);
   add_gradients(scheduler, expert_gates);
   add_shared(scheduler);
-  Status status = scheduler.run(call_.context, call_.group, signals.rows, [this](const TileScheduler::TileAt& at) { run_tile(at); });
+  if (early_) early_->add_chains(scheduler, plan_.placement().global(plan_.rank(), 0));
+  Status status = scheduler.run(call_.context, call_.group, signals.rows);
   if (!status.ok()) call_.unfinished = scheduler.describe_unfinished();
   return status;
 }

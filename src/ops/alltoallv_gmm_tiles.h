@@ -8,6 +8,7 @@
 #include "kernels/rows.h"
 #include "ops/alltoallv_gmm.h"
 #include "ops/dense_rows.h"
+#include "ops/early_gradients.h"
 #include "ops/matmul_tiles.h"
 #include "routing/fused_call.h"
 
@@ -44,11 +45,12 @@ class PairTiles {
 
   Status prepare_shared();
   void add(TileScheduler& scheduler, TileChain chain, const Work& work);
+  void prepare_early(TileScheduler& scheduler, const std::vector<int>& expert_gates);
   void add_blocks(TileScheduler& scheduler, int results, const std::vector<int>& expert_gates);
   void add_gradients(TileScheduler& scheduler, const std::vector<int>& expert_gates);
   void add_shared(TileScheduler& scheduler);
   bool copies() const { return operands_.permuted.defined(); }
-  void run_tile(const TileScheduler::TileAt& at) const;
+  void run_tile(int chain, const TileScheduler::TileAt& at) const;
   void copy_piece(const ExpertBlock& block, int64_t piece) const;
 
   Call& call_;
@@ -57,6 +59,7 @@ class PairTiles {
   std::vector<ExpertBlock> blocks_, shared_blocks_;
   std::optional<MatmulTiles> product_, shared_;
   std::optional<WeightGradientTiles> gradient_, shared_gradient_;
+  std::optional<EarlyGradients> early_;
   DenseInput gradient_rows_, shared_x_, shared_gradient_x_, shared_gradient_dy_;
   std::array<int64_t, 1> shared_rows_{}, shared_gradient_rows_{};
   std::vector<Work> works_;  ///< one per chain

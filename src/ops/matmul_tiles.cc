@@ -30,7 +30,7 @@ Result<MatmulTiles> MatmulTiles::create(const Context& context, const Operands& 
                     .bias_group_stride = tiles.bias_.view.strides[0],
                     .y = operands.y};
   tiles.single_ = context.threads() == 1;
-  tiles.limits_ = kernels::tile_limits(tiles.problem_, context.threads());
+  tiles.limits_ = kernels::tile_limits(context, tiles.problem_);
   PLAIT_ASSIGN_OR_RETURN(tiles.runner_, kernels::TileRunner::create(context, tiles.problem_, tiles.limits_));
   context.recorder().add(Counter::matmul_flops, 2 * total(operands.counts) * tiles.problem_.k * tiles.problem_.n);
   return tiles;
@@ -66,20 +66,26 @@ Result<WeightGradientTiles> WeightGradientTiles::create(const Context& context, 
                                                      .dw_n_stride = operands.dw.shape[2] == 1 ? 1 : operands.dw.strides[2],
                                                      .accumulate = operands.accumulate});
   tiles.single_ = context.threads() == 1;
-  const kernels::TileLimits limits = kernels::tile_limits(tiles.problem_, context.threads());
-  tiles.tiles_ = kernels::make_tiles(tiles.problem_, limits);
+  tiles.limits_ = kernels::tile_limits(context, tiles.problem_);
+  tiles.tiles_ = kernels::make_tiles(tiles.problem_, tiles.limits_);
   tiles.begins_.assign(operands.counts.size() + 1, 0);
   for (const kernels::Tile& tile : tiles.tiles_) ++tiles.begins_[static_cast<size_t>(tile.group) + 1];
   std::partial_sum(tiles.begins_.begin(), tiles.begins_.end(), tiles.begins_.begin());
-  PLAIT_ASSIGN_OR_RETURN(tiles.runner_, kernels::TileRunner::create(context, tiles.problem_, limits));
+  PLAIT_ASSIGN_OR_RETURN(tiles.runner_, kernels::TileRunner::create(context, tiles.problem_, tiles.limits_));
   context.recorder().add(Counter::matmul_flops, 2 * total(operands.counts) * tiles.problem_.k * tiles.problem_.n);
   return tiles;
 }
 
-void WeightGradientTiles::run(int64_t group, int64_t task, int worker) const {
-  const auto first = static_cast<size_t>(begins_[static_cast<size_t>(group)]);
-  const size_t begin = single_ ? 0 : static_cast<size_t>(task), end = single_ ? static_cast<size_t>(num_tiles(group)) : begin + 1;
-  for (size_t tile = begin; tile < end; ++tile) runner_.run(problem_, tiles_[first + tile], worker);
+void WeightGradientTiles::run(int64_t group, int64_t task, int worker, const kernels::RowStretch* stretch) const {
+  const int64_t begin = single_ ? 0 : task, end = single_ ? num_tiles(group) : begin + 1;
+  for (int64_t tile = begin; tile < end; ++tile) run_tile(group, tile, worker, stretch);
+}
+
+void WeightGradientTiles::run_tile(int64_t group, int64_t tile, int worker, const kernels::RowStretch* stretch) const {
+  const kernels::Tile& where = tiles_[static_cast<size_t>(begins_[static_cast<size_t>(group)] + tile)];
+  if (stretch == nullptr) return runner_.run(problem_, where, worker);
+  const kernels::RowStretch rows{stretch->begin, stretch->end, stretch->carry + tile * kernels::carry_floats(limits_)};
+  runner_.run(problem_, where, worker, &rows);
 }
 
 }  // namespace plait

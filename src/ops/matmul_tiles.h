@@ -60,12 +60,16 @@ class WeightGradientTiles {
 
   /// Tasks of one group, as above; 0 where nothing is to be written.
   int64_t num_tasks(int64_t group) const { return single_ ? std::min<int64_t>(num_tiles(group), 1) : num_tiles(group); }
-  void run(int64_t group, int64_t task, int worker) const;
+  /// `stretch`: only those rows of the group; its `carry` has carry_floats() for the group.
+  void run(int64_t group, int64_t task, int worker, const kernels::RowStretch* stretch = nullptr) const;
+
+  int64_t num_tiles(int64_t group) const { return begins_[static_cast<size_t>(group) + 1] - begins_[static_cast<size_t>(group)]; }
+  int64_t carry_floats(int64_t group) const { return num_tiles(group) * kernels::carry_floats(limits_); }
+  void run_tile(int64_t group, int64_t tile, int worker, const kernels::RowStretch* stretch = nullptr) const;
 
  private:
-  int64_t num_tiles(int64_t group) const { return begins_[static_cast<size_t>(group) + 1] - begins_[static_cast<size_t>(group)]; }
-
   kernels::KGroupedGemm problem_;
+  kernels::TileLimits limits_{};
   kernels::TileRunner runner_;
   std::vector<kernels::Tile> tiles_;
   std::vector<int64_t> begins_;  ///< of each group's tiles, and their end

@@ -73,4 +73,12 @@ std::vector<ExpertBlock> make_expert_blocks(const RoutingPlan& plan, int64_t max
   return blocks;
 }
 
+std::vector<ExpertBlock> make_own_blocks(int64_t num_rows, int64_t max_rows) {
+  const int64_t parts = (num_rows + max_rows - 1) / max_rows;
+  std::vector<ExpertBlock> blocks;
+  blocks.reserve(static_cast<size_t>(parts));
+  for (int64_t i = 0; i < parts; ++i) blocks.push_back({0, 0, num_rows * i / parts, num_rows * (i + 1) / parts, {}});
+  return blocks;
+}
+
 }  // namespace plait

@@ -95,4 +95,7 @@ struct ExpertBlock {
 /// first, then by the rank that comes last counted from this one.
 std::vector<ExpertBlock> make_expert_blocks(const RoutingPlan& plan, int64_t max_rows);
 
+/// Rows of a single group that wait for nobody, in as few, nearly equal parts.
+std::vector<ExpertBlock> make_own_blocks(int64_t num_rows, int64_t max_rows);
+
 }  // namespace plait

@@ -25,27 +25,28 @@ constexpr int none = -1;
 }  // namespace
 
 int TileScheduler::add_gate(std::function<Status()> on_open) {
-  gates_.push_back({std::move(on_open), 0});
+  gates_.push_back({std::move(on_open), 0, {}});
   return static_cast<int>(gates_.size()) - 1;
 }
 
-int TileScheduler::add(TileChain chain) {
+void TileScheduler::add(TileChain chain, RunTile run_tile) {
   for (const TileChain::Lead& lead : chain.leads) {
     if (lead.gate != TileChain::no_gate) ++gates_[static_cast<size_t>(lead.gate)].pending;
   }
+  if (chain.until != TileChain::no_gate) gates_[static_cast<size_t>(chain.until)].optional.push_back(static_cast<int>(chains_.size()));
   chains_.push_back(std::move(chain));
-  return static_cast<int>(chains_.size()) - 1;
+  run_tile_.push_back(std::move(run_tile));
 }
 
 /// The state of one run. Everything but tiles happens under the mutex.
 class TileScheduler::Run {
  public:
-  Run(TileScheduler& scheduler, const Context& context, Group& group, const Arrival& arrival, const RunTile& run_tile)
+  Run(TileScheduler& scheduler, const Context& context, Group& group, const Arrival& arrival)
       : chains_(scheduler.chains_),
+        run_tile_(scheduler.run_tile_),
         gates_(scheduler.gates_),
         group_(group),
         arrival_(arrival),
-        run_tile_(run_tile),
         progress_(chains_.size()),
         arrived_(static_cast<size_t>(group.size())),
         workers_(static_cast<size_t>(context.threads())),
@@ -82,12 +83,14 @@ class TileScheduler::Run {
   bool has_tile(int chain) const;
   bool is_active(int chain) const { return std::find(active_.begin(), active_.end(), chain) != active_.end(); }
   int startable(bool filler);
+  int active_with_tile(bool filler) const;
   bool has_arrived(int source);
   bool rows_missing(const TileChain& chain, int& rank);
   bool is_open(int gate) const { return gate == TileChain::no_gate || gates_[static_cast<size_t>(gate)].pending == 0; }
   void begin(int chain);
-  void finish_tile(const TileAt& at);
+  void finish_tile(int chain);
   void advance(int chain);
+  void count_down(int gate);
   void open(Gate& gate);
   void wait_for_work(int worker, std::unique_lock<std::mutex>& lock);
   void wait_for_peer(std::unique_lock<std::mutex>& lock);
@@ -98,10 +101,10 @@ class TileScheduler::Run {
   void record(Recorder& recorder) const;
 
   const std::vector<TileChain>& chains_;
+  const std::vector<RunTile>& run_tile_;
   std::vector<Gate>& gates_;
   Group& group_;
   const Arrival& arrival_;
-  const RunTile& run_tile_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -134,13 +137,14 @@ void TileScheduler::Run::work(int worker) {
       add_time(arrival_.stage);
       continue;
     }
+    const int chain = self.chain;
     ++running_;
     lock.unlock();
-    run_tile_(at);
+    run_tile_[static_cast<size_t>(chain)](at);
     lock.lock();
-    add_time(chains_[static_cast<size_t>(at.chain)].steps[static_cast<size_t>(at.step)].stage);
+    add_time(chains_[static_cast<size_t>(chain)].steps[static_cast<size_t>(at.step)].stage);
     --running_;
-    finish_tile(at);
+    finish_tile(chain);
   }
   changed_.notify_all();
 }
@@ -152,19 +156,24 @@ bool TileScheduler::Run::has_tile(int chain) const {
 
 bool TileScheduler::Run::take(int worker, TileAt& at) {
   int& own = workers_[static_cast<size_t>(worker)].chain;
-  auto can_go_on = [&](int chain) { return has_tile(chain); };
-  while (own == none || !is_active(own) || !has_tile(own)) {  // a chain without tiles ends as it begins: then look again
+  if (own != none && chains_[static_cast<size_t>(own)].filler) own = none;  // what has become ready meanwhile goes first
+  while (own == none || !is_active(own) || !has_tile(own)) {                // a chain without tiles ends as it begins: then look again
     own = startable(false);
-    if (own == none) {
-      const auto other = std::find_if(active_.begin(), active_.end(), can_go_on);
-      own = other != active_.end() ? *other : startable(true);
-    }
+    if (own == none) own = active_with_tile(false);
+    if (own == none) own = active_with_tile(true);
+    if (own == none) own = startable(true);
     if (own == none) return false;
     if (progress_[static_cast<size_t>(own)].step == none) begin(own);
   }
   Progress& p = progress_[static_cast<size_t>(own)];
-  at = {own, p.step, p.taken++, worker};
+  at = {p.step, p.taken++, worker};
   return true;
+}
+
+int TileScheduler::Run::active_with_tile(bool filler) const {
+  const auto found = std::find_if(active_.begin(), active_.end(),
+                                  [&](int chain) { return chains_[static_cast<size_t>(chain)].filler == filler && has_tile(chain); });
+  return found != active_.end() ? *found : none;
 }
 
 /// The first chain in order that may begin; none where there is none.
@@ -198,15 +207,17 @@ bool TileScheduler::Run::rows_missing(const TileChain& chain, int& rank) {
 void TileScheduler::Run::begin(int chain) {
   Progress& p = progress_[static_cast<size_t>(chain)];
   num_late_ += p.was_late ? 1 : 0;
+  const int until = chains_[static_cast<size_t>(chain)].until;
+  if (until != TileChain::no_gate) ++gates_[static_cast<size_t>(until)].pending;
   p.step = 0;
   active_.push_back(chain);
   if (chains_[static_cast<size_t>(chain)].steps[0].num_tiles == 0) advance(chain);
 }
 
-void TileScheduler::Run::finish_tile(const TileAt& at) {
+void TileScheduler::Run::finish_tile(int chain) {
   ++num_tiles_;
-  Progress& p = progress_[static_cast<size_t>(at.chain)];
-  if (++p.done == chains_[static_cast<size_t>(at.chain)].steps[static_cast<size_t>(at.step)].num_tiles) advance(at.chain);
+  Progress& p = progress_[static_cast<size_t>(chain)];
+  if (++p.done == chains_[static_cast<size_t>(chain)].steps[static_cast<size_t>(p.step)].num_tiles) advance(chain);
 }
 
 /// The chain's step is done: gates count down, the next step that has tiles begins.
@@ -215,9 +226,7 @@ void TileScheduler::Run::advance(int number) {
   Progress& p = progress_[static_cast<size_t>(number)];
   do {
     for (const TileChain::Lead& lead : chain.leads) {
-      if (lead.gate == TileChain::no_gate || lead.after != p.step) continue;
-      Gate& gate = gates_[static_cast<size_t>(lead.gate)];
-      if (--gate.pending == 0) open(gate);
+      if (lead.gate != TileChain::no_gate && lead.after == p.step) count_down(lead.gate);
     }
     ++p.step;
     p.taken = p.done = 0;
@@ -225,11 +234,23 @@ void TileScheduler::Run::advance(int number) {
   if (p.step == chain.num_steps) {
     active_.erase(std::find(active_.begin(), active_.end(), number));
     --left_;
+    if (chain.until != TileChain::no_gate) count_down(chain.until);
   }
   changed_.notify_all();
 }
 
+void TileScheduler::Run::count_down(int number) {
+  Gate& gate = gates_[static_cast<size_t>(number)];
+  if (--gate.pending == 0) open(gate);
+}
+
 void TileScheduler::Run::open(Gate& gate) {
+  for (int chain : gate.optional) {
+    Progress& p = progress_[static_cast<size_t>(chain)];
+    if (p.step != none) continue;
+    p.step = chains_[static_cast<size_t>(chain)].num_steps;
+    --left_;
+  }
   if (!gate.on_open) return;
   Status status = gate.on_open();
   if (!status.ok()) fail(std::move(status));
@@ -313,7 +334,7 @@ std::string TileScheduler::Run::describe_unfinished() {
   for (size_t i = 0; i < chains_.size(); ++i) {
     const TileChain& chain = chains_[i];
     const Progress& p = progress_[i];
-    if (p.step == chain.num_steps) continue;
+    if (p.step == chain.num_steps || (p.step == none && chain.until != TileChain::no_gate)) continue;
     const Stage stage = chain.steps[static_cast<size_t>(std::max(p.step, 0))].stage;
     text += fmt::format("expert {} rows {}-{} {}: ", chain.expert, chain.row_begin, chain.row_end, name(stage));
     std::vector<int32_t> missing;
@@ -331,8 +352,8 @@ std::string TileScheduler::Run::describe_unfinished() {
   return text;
 }
 
-Status TileScheduler::run(const Context& context, Group& group, const Arrival& arrival, const RunTile& run_tile) {
-  Run run(*this, context, group, arrival, run_tile);
+Status TileScheduler::run(const Context& context, Group& group, const Arrival& arrival) {
+  Run run(*this, context, group, arrival);
   Status status = run.execute(context);
   if (!status.ok()) unfinished_ = run.describe_unfinished();
   return status;

@@ -40,8 +40,9 @@ struct TileChain {
   int num_steps = 0;
   std::vector<int32_t> sources;  ///< ranks whose rows must have arrived before it starts
   int behind = no_gate;          ///< the gate that must be open before it starts
-  std::array<Lead, 2> leads{};
-  bool filler = false;                 ///< runs only where nothing else can
+  std::array<Lead, 3> leads{};
+  bool filler = false;                 ///< its tiles run only where no others can
+  int until = no_gate;                 ///< a gate: the chain may be left out. It begins only while the gate is closed, which then waits for it too
   int32_t expert = -1;                 ///< global; for messages
   int64_t row_begin = 0, row_end = 0;  ///< of the expert; for messages
 
@@ -49,24 +50,23 @@ struct TileChain {
 };
 
 /// Workers go on with the chain they are at, then begin the first chain in the order of add() whose rows have arrived, then help others,
-/// then begin a filler. Only where no tile can run does the calling thread wait for a peer.
-/// Example: scheduler.add(chain); PLAIT_RETURN_IF_ERROR(scheduler.run(context, group, arrival, [&](const TileAt& at) { ... }));
+/// then go on with fillers or begin one. Only where no tile can run does the calling thread wait for a peer.
+/// Example: scheduler.add(chain, [&](const TileScheduler::TileAt& at) { ... }); return scheduler.run(context, group, arrival);
 class TileScheduler {
  public:
   /// A gate opens when all chains that lead to it have passed their stage (at once where none does); `on_open` is then called once, on any
   /// worker. Its error ends the run.
   int add_gate(std::function<Status()> on_open = {});
-  /// Returns the chain's number: 0, 1, ...
-  int add(TileChain chain);
-  const TileChain& chain(int number) const { return chains_[static_cast<size_t>(number)]; }
-
   struct TileAt {
-    int chain, step, tile, worker;
+    int step, tile, worker;
   };
   using RunTile = std::function<void(const TileAt&)>;
+  /// `run_tile` does the work of the chain's tiles.
+  void add(TileChain chain, RunTile run_tile);
+
   /// Runs everything once. Collective only in that peers must raise their counters; errors are those of Group::wait and of gates. On an
   /// error no tile is running any more when it returns.
-  Status run(const Context& context, Group& group, const Arrival& arrival, const RunTile& run_tile);
+  Status run(const Context& context, Group& group, const Arrival& arrival);
 
   /// One line per chain that has not begun or not ended: its expert, rows and stage, and the ranks or the gate that it waits for.
   std::string describe_unfinished() const;
@@ -76,8 +76,10 @@ class TileScheduler {
   struct Gate {
     std::function<Status()> on_open;
     int pending = 0;
+    std::vector<int> optional;  ///< chains that are left out once it is open
   };
   std::vector<TileChain> chains_;
+  std::vector<RunTile> run_tile_;  ///< one per chain
   std::vector<Gate> gates_;
   std::string unfinished_;
 };

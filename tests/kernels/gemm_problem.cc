@@ -218,6 +218,22 @@ Tensor run(const Context& context, const KCase& c) {
 Tensor run_tiles_backwards(const Context& context, const MCase& c, const kernels::TileLimits& limits) { return run_backwards(context, c, limits); }
 Tensor run_tiles_backwards(const Context& context, const KCase& c, const kernels::TileLimits& limits) { return run_backwards(context, c, limits); }
 
+Tensor run_in_stretches(const Context& context, const KCase& c, const kernels::TileLimits& limits, int64_t rows) {
+  return run_case(c, [&](const kernels::KGroupedGemm& problem) {
+    FloatMode mode;
+    auto runner = kernels::TileRunner::create(context, problem, limits);
+    ASSERT_TRUE(runner.ok()) << runner.status().to_string();
+    for (const kernels::Tile& tile : kernels::make_tiles(problem, limits)) {
+      std::vector<float> carry(static_cast<size_t>(kernels::carry_floats(limits)));
+      const int64_t count = problem.counts[static_cast<size_t>(tile.group)];
+      for (int64_t begin = 0; begin == 0 || begin < count; begin += rows) {
+        const kernels::RowStretch stretch{begin, std::min(begin + rows, count), carry.data()};
+        runner->run(problem, tile, 0, &stretch);
+      }
+    }
+  });
+}
+
 Tensor filled_tensor(DType dtype, std::initializer_list<int64_t> shape, Fill fill, uint64_t seed) {
   Tensor t = make_tensor(dtype, shape);
   Random random(seed);

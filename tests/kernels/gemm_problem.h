@@ -48,6 +48,8 @@ struct KCase {
 /// dw (groups, k, n), contiguous whatever the storage was.
 Tensor run(const Context& context, const KCase& c);
 Tensor run_tiles_backwards(const Context& context, const KCase& c, const kernels::TileLimits& limits);
+/// The same tile by tile, each `rows` rows of its group at a time.
+Tensor run_in_stretches(const Context& context, const KCase& c, const kernels::TileLimits& limits, int64_t rows);
 
 /// A tensor filled as `fill` says.
 Tensor filled_tensor(DType dtype, std::initializer_list<int64_t> shape, Fill fill, uint64_t seed);

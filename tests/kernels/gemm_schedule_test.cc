@@ -36,20 +36,55 @@ TEST(GemmSchedule, SizeAndOrderOfTiles) {
   }
 }
 
+TEST(GemmSchedule, ForcedTileShapes) {
+  auto context = make_context(1);
+  for (DType type : types) {
+    Tensor y = run(*context, forward_case(type)), dw = run(*context, gradient_case(type));
+    for (TileShape tile : {TileShape{1, 1}, {5, 100}, {64, 0}, {0, 64}}) {
+      auto forced = Context::create({.threads = 2, .tile = tile}).take();
+      EXPECT_BITS_EQ(run(*forced, forward_case(type)), y) << tile.rows << " " << tile.columns;
+      EXPECT_BITS_EQ(run(*forced, gradient_case(type)), dw) << tile.rows << " " << tile.columns;
+    }
+  }
+}
+
+/// A weight gradient made in several goes, of the kinds that differ in where the accumulators lie.
+TEST(GemmSchedule, RowsInStretches) {
+  std::vector<const Context*> contexts = vector_contexts();
+  contexts.push_back(&reference_context());
+  for (int64_t i = 0; i < 18; ++i) {
+    KCase c{.in = types[i % 3], .out = types[i % 3], .k = 37, .n = 70, .counts = {70, 0, 1, 333, 5}, .fill = Fill::wide};
+    c.storage = static_cast<Storage>(i / 3 % 3);
+    c.accumulate = i >= 9;
+    if (c.accumulate) c.out = DType::f32;
+    for (const Context* context : contexts) {
+      const Tensor dw = run(*context, c);
+      for (kernels::TileLimits limits : {kernels::TileLimits{7, 64, 16}, {128, 256, 256}}) {
+        for (int64_t rows : {2, 70, 256}) EXPECT_BITS_EQ(run_in_stretches(*context, c, limits, rows), dw) << c.to_string() << " " << rows;
+      }
+    }
+  }
+}
+
 TEST(GemmSchedule, EveryElementBelongsToOneTile) {
   const std::vector<int64_t> counts = {70, 0, 1, 385};
   kernels::MGroupedGemm problem{};
   problem.k = 5;
   problem.n = 200;
   problem.counts = counts;
-  for (int threads : {1, 2, 64}) {
+  for (const ContextOptions& options : {ContextOptions{.threads = 1}, {.threads = 2}, {.threads = 64}, {.threads = 1, .tile = {3, 70}}}) {
+    auto context = Context::create(options).take();
     std::vector<int> seen(456 * 200);
-    for (const kernels::Tile& tile : kernels::make_tiles(problem, kernels::tile_limits(problem, threads))) {
+    for (const kernels::Tile& tile : kernels::make_tiles(problem, kernels::tile_limits(*context, problem))) {
+      if (options.tile.rows > 0) {
+        EXPECT_LE(tile.row_end - tile.row_begin, 3);
+        EXPECT_LE(tile.col_end - tile.col_begin, 128);
+      }
       for (int64_t r = tile.row_begin; r < tile.row_end; ++r) {
         for (int64_t c = tile.col_begin; c < tile.col_end; ++c) ++seen[static_cast<size_t>((tile.group_first_row + r) * 200 + c)];
       }
     }
-    EXPECT_EQ(seen, std::vector<int>(456 * 200, 1)) << threads;
+    EXPECT_EQ(seen, std::vector<int>(456 * 200, 1)) << options.threads;
   }
 }
 

@@ -180,6 +180,7 @@ bool full() {
 
 constexpr DType types[] = {DType::f32, DType::bf16, DType::f16};
 constexpr int thread_counts[] = {1, 2, 5};
+constexpr TileShape tiles[] = {{}, {1, 1}, {3, 64}, {50, 128}};
 
 PairCase case_of(int num_ranks, int64_t experts, Load load, DType dtype, uint64_t seed) {
   Random random(seed);
@@ -192,7 +193,7 @@ PairCase case_of(int num_ranks, int64_t experts, Load load, DType dtype, uint64_
 
 void expect_equal(const PairCase& c, const PairRun& run) {
   EXPECT_EQ(run_pair(c, run, [&](const Context& context, Group& group) { return compare_all(context, group, c); }), "")
-      << c.to_string() << ", " << run.threads << " threads, delays " << run.delay_seed;
+      << c.to_string() << ", " << run.threads << " threads, delays " << run.delay_seed << ", tile " << run.tile.rows << " x " << run.tile.columns;
 }
 
 class FusedPair : public ::testing::TestWithParam<int> {};
@@ -206,7 +207,7 @@ TEST_P(FusedPair, EqualsItsUnfusedSequence) {
       for (int turn = 0; turn < (full() ? 18 : 1); ++turn) {
         const uint64_t pick = full() ? static_cast<uint64_t>(turn) : ++seed * 7 % 18;
         const PairCase c = case_of(GetParam(), experts, load, types[pick % 3], ++seed);
-        expect_equal(c, {.threads = thread_counts[pick / 3 % 3], .delay_seed = pick / 9 == 0 ? 0 : seed});
+        expect_equal(c, {.threads = thread_counts[pick / 3 % 3], .delay_seed = pick / 9 == 0 ? 0 : seed, .tile = tiles[seed / 2 % 4]});
       }
     }
   }
@@ -226,7 +227,7 @@ TEST(FusedPairSizes, ManyOrdersOfArrival) {
   PairCase c{.num_ranks = 4, .experts = 3, .k = 9, .n = 11, .dtype = DType::bf16, .load = Load::uneven, .seed = 31};
   c.fill_counts(40);
   const uint64_t orders = full() ? 200 : 20;
-  for (uint64_t order = 1; order <= orders; ++order) expect_equal(c, {.threads = 2, .delay_seed = order});
+  for (uint64_t order = 1; order <= orders; ++order) expect_equal(c, {.threads = 2, .delay_seed = order, .tile = tiles[order % 4]});
 }
 
 TEST(FusedPairProcesses, EqualsItsUnfusedSequence) {

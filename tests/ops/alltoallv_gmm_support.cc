@@ -138,7 +138,7 @@ Tensor stored_transposed(const ConstTensorView& weight, int i, int j, TensorView
 
 std::string run_pair(const PairCase& c, const PairRun& run, const std::function<Status(const Context&, Group&)>& body) {
   return first_error(run_engine(run.engine, c.num_ranks, {}, [&](Group& group) -> Status {
-    PLAIT_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context, Context::create({.threads = run.threads, .kernel = ""}));
+    PLAIT_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context, Context::create({.threads = run.threads, .tile = run.tile}));
     if (run.delay_seed == 0) return body(*context, group);
     DelayedGroup delayed(group, run.delay_seed);
     return body(*context, delayed);

@@ -58,6 +58,7 @@ struct PairRun {
   Engine engine = Engine::threads;
   int threads = 1;
   uint64_t delay_seed = 0;  ///< 0: no delays
+  TileShape tile = {};
 };
 /// body(context, group) on all ranks of a case; "" or the first error.
 std::string run_pair(const PairCase& c, const PairRun& run, const std::function<Status(const Context&, Group&)>& body);

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/group_decorator.h"
@@ -52,15 +53,23 @@ class TileSchedulerTest : public ::testing::TestWithParam<int> {
   ScriptedGroup group{*alone[0]};
   TileScheduler scheduler;
 
+  struct Tile {
+    int chain, step, tile, worker;
+  };
   std::mutex mutex;
-  std::vector<TileScheduler::TileAt> ran;  ///< in the order of their ends
+  std::vector<Tile> ran;  ///< in the order of their ends
+  int num_chains = 0;
 
-  Status run() {
-    return scheduler.run(*context, group, arrival, [&](const TileScheduler::TileAt& at) {
+  /// Returns the chain's number: 0, 1, ...
+  int add(TileChain chain) {
+    const int number = num_chains++;
+    scheduler.add(std::move(chain), [this, number](const TileScheduler::TileAt& at) {
       std::lock_guard lock(mutex);
-      ran.push_back(at);
+      ran.push_back({number, at.step, at.tile, at.worker});
     });
+    return number;
   }
+  Status run() { return scheduler.run(*context, group, arrival); }
   /// Position in `ran` of the first and last tile of a chain's step; -1 where it ran none.
   int first(int chain, int step = 0) const {
     for (size_t i = 0; i < ran.size(); ++i) {
@@ -90,7 +99,7 @@ TEST_P(TileSchedulerTest, EveryTileOnceAndStagesInOrder) {
     TileChain chain = chain_with({random.below(5), random.below(4), random.below(7)}, {static_cast<int32_t>(random.below(4))});
     chain.filler = i % 7 == 3;
     chains.push_back(chain);
-    EXPECT_EQ(scheduler.add(chain), i);
+    EXPECT_EQ(add(chain), i);
   }
   ASSERT_TRUE(run().ok());
   size_t num_tiles = 0;
@@ -115,10 +124,9 @@ TEST_P(TileSchedulerTest, EveryTileOnceAndStagesInOrder) {
 
 /// The first tile of a stage ends long after the last one, where another worker can run that.
 TEST_P(TileSchedulerTest, AStageBeginsWhenTheOneBeforeHasEnded) {
-  scheduler.add(chain_with({4, 0, 3}));
   std::atomic<int> done = 0;
   std::atomic<bool> last_done = false, early = false;
-  const Status status = scheduler.run(*context, group, arrival, [&](const TileScheduler::TileAt& at) {
+  scheduler.add(chain_with({4, 0, 3}), [&](const TileScheduler::TileAt& at) {
     if (at.step == 2) early = early || done != 4;
     if (at.step != 0) return;
     if (at.tile == 0 && GetParam() > 1) {
@@ -128,7 +136,7 @@ TEST_P(TileSchedulerTest, AStageBeginsWhenTheOneBeforeHasEnded) {
     ++done;
     if (at.tile == 3) last_done = true;
   });
-  EXPECT_TRUE(status.ok());
+  EXPECT_TRUE(run().ok());
   EXPECT_FALSE(early);
 }
 
@@ -141,16 +149,16 @@ TEST_P(TileSchedulerTest, ChainsWithoutTilesEnd) {
   for (int i = 0; i < 5; ++i) {
     TileChain chain = chain_with({0, 0});
     chain.leads[0] = {gate, 1};
-    scheduler.add(chain);
+    add(chain);
   }
   TileChain filler = chain_with({0});
   filler.filler = true;
-  scheduler.add(filler);
+  add(filler);
   EXPECT_TRUE(run().ok());
   EXPECT_TRUE(ran.empty());
   EXPECT_EQ(opened, 1);
   TileScheduler nothing;
-  EXPECT_TRUE(nothing.run(*context, group, arrival, [](const TileScheduler::TileAt&) {}).ok());
+  EXPECT_TRUE(nothing.run(*context, group, arrival).ok());
 }
 
 TEST_P(TileSchedulerTest, AGateOpensOnceWhenAllItsStagesAreDone) {
@@ -171,9 +179,9 @@ TEST_P(TileSchedulerTest, AGateOpensOnceWhenAllItsStagesAreDone) {
   for (int i = 0; i < 2; ++i) {
     TileChain leading = chain_with({3, 2});
     leading.leads[1] = {gate, 0};
-    scheduler.add(leading);
+    add(leading);
   }
-  const int follower = scheduler.add(behind);
+  const int follower = add(behind);
   ASSERT_TRUE(run().ok());
   EXPECT_EQ(opened, 1);
   EXPECT_EQ(at_once, 1);
@@ -184,9 +192,9 @@ TEST_P(TileSchedulerTest, AGateOpensOnceWhenAllItsStagesAreDone) {
 TEST_P(TileSchedulerTest, FillersRunWhereNothingElseCan) {
   TileChain filler = chain_with({3});
   filler.filler = true;
-  const int first_added = scheduler.add(filler);
-  const int own = scheduler.add(chain_with({3}));
-  const int late = scheduler.add(chain_with({3}, {2}));
+  const int first_added = add(filler);
+  const int own = add(chain_with({3}));
+  const int late = add(chain_with({3}, {2}));
   ASSERT_TRUE(run().ok());
   EXPECT_EQ(group.waited, std::vector<int>{2});
   EXPECT_LT(first(first_added), first(late)) << "before the wait";
@@ -195,11 +203,63 @@ TEST_P(TileSchedulerTest, FillersRunWhereNothingElseCan) {
   }
 }
 
+/// Rows that come while a filler is under way are not kept waiting until its end.
+TEST_P(TileSchedulerTest, AFillerGivesWayBetweenTiles) {
+  std::atomic<int> fillers_before = 0, fillers_done = 0;
+  TileChain filler = chain_with({200});
+  filler.filler = true;
+  scheduler.add(std::move(filler), [&](const TileScheduler::TileAt&) {
+    if (++fillers_done == 3) group.mark(1);
+  });
+  scheduler.add(chain_with({1}, {1}), [&](const TileScheduler::TileAt&) { fillers_before = fillers_done.load(); });
+  EXPECT_TRUE(run().ok());
+  EXPECT_EQ(fillers_done, 200);
+  EXPECT_GE(fillers_before, 3);
+  if (GetParam() == 1) {
+    EXPECT_EQ(fillers_before, 3);
+  }
+  EXPECT_TRUE(group.waited.empty());
+}
+
+/// What may be left out is left out once its gate is open; begun before, the gate waits for it.
+TEST_P(TileSchedulerTest, OptionalChainsOnlyFillAWait) {
+  for (const bool late : {false, true}) {
+    TileScheduler local;
+    ScriptedGroup peers(*alone[0]);
+    std::atomic<int> optional_tiles = 0, order = 0, optional_end = -1, whole_begin = -1;
+    const int gate = local.add_gate();
+    TileChain leading = chain_with({2}, late ? std::vector<int32_t>{1} : std::vector<int32_t>{});
+    leading.leads[0] = {gate, 0};
+    local.add(std::move(leading), [](const TileScheduler::TileAt&) {});
+    TileChain whole = chain_with({1});
+    whole.behind = gate;
+    whole.filler = true;
+    local.add(std::move(whole), [&](const TileScheduler::TileAt&) { whole_begin = order++; });
+    TileChain optional = chain_with({3});
+    optional.filler = true;
+    optional.until = gate;
+    local.add(std::move(optional), [&](const TileScheduler::TileAt&) {
+      peers.mark(1);
+      if (++optional_tiles == 3) optional_end = order++;
+    });
+    ASSERT_TRUE(local.run(*context, peers, arrival).ok());
+    EXPECT_GE(whole_begin, 0);
+    if (late) {
+      EXPECT_EQ(optional_tiles, 3);
+      EXPECT_GT(whole_begin, optional_end);
+    } else if (GetParam() == 1) {
+      EXPECT_EQ(optional_tiles, 0);
+    } else {
+      EXPECT_TRUE(optional_tiles == 0 || (optional_tiles == 3 && whole_begin > optional_end)) << optional_tiles;
+    }
+  }
+}
+
 TEST_P(TileSchedulerTest, LateRowsDoNotHoldUpOthers) {
   group.mark(3);
-  scheduler.add(chain_with({2}, {1, 2}));
-  scheduler.add(chain_with({2}, {0, 3}));
-  scheduler.add(chain_with({2}, {2}));
+  add(chain_with({2}, {1, 2}));
+  add(chain_with({2}, {0, 3}));
+  add(chain_with({2}, {2}));
   ASSERT_TRUE(run().ok());
   EXPECT_EQ(ran.size(), 6U);
   EXPECT_LT(last(1), std::min(first(0), first(2)));
@@ -209,20 +269,19 @@ TEST_P(TileSchedulerTest, LateRowsDoNotHoldUpOthers) {
 }
 
 TEST_P(TileSchedulerTest, RowsThatComeWhileOthersRunNeedNoWait) {
-  for (int i = 0; i < 4; ++i) scheduler.add(chain_with({5}));
-  scheduler.add(chain_with({1}, {1}));
-  const Status status = scheduler.run(*context, group, arrival, [&](const TileScheduler::TileAt&) { group.mark(1); });
-  EXPECT_TRUE(status.ok());
+  for (int i = 0; i < 4; ++i) scheduler.add(chain_with({5}), [&](const TileScheduler::TileAt&) { group.mark(1); });
+  add(chain_with({1}, {1}));
+  EXPECT_TRUE(run().ok());
   EXPECT_TRUE(group.waited.empty());
 }
 
 TEST_P(TileSchedulerTest, AnErrorOfTheWaitEndsTheRun) {
   group.dead = 2;
-  scheduler.add(chain_with({2}));
+  add(chain_with({2}));
   TileChain waiting = chain_with({2}, {2});
   waiting.expert = 11;
   waiting.row_end = 40;
-  const int never = scheduler.add(waiting);
+  const int never = add(waiting);
   const Status status = run();
   EXPECT_EQ(status.code(), StatusCode::peer_lost);
   EXPECT_EQ(status.rank(), 2);
@@ -236,10 +295,10 @@ TEST_P(TileSchedulerTest, AnErrorOfAGateEndsTheRun) {
   const int gate = scheduler.add_gate([] { return Status::aborted("no more"); });
   TileChain leading = chain_with({1});
   leading.leads[0] = {gate, 0};
-  scheduler.add(leading);
+  add(leading);
   TileChain behind = chain_with({100});
   behind.behind = gate;
-  scheduler.add(behind);
+  add(behind);
   EXPECT_EQ(run().message(), "no more");
   EXPECT_EQ(ran.size(), 1U);
 }
@@ -249,7 +308,7 @@ TEST_P(TileSchedulerTest, ChainsThatWaitForEachOtherAreADefect) {
   TileChain circle = chain_with({1});
   circle.behind = gate;
   circle.leads[0] = {gate, 0};
-  scheduler.add(circle);
+  add(circle);
   EXPECT_EQ(run().code(), StatusCode::internal);
   EXPECT_TRUE(ran.empty());
 }
