@@ -33,6 +33,18 @@ struct Isa {
       _mm_storeu_si128(reinterpret_cast<__m128i*>(p), type == DType::f16 ? _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT) : to_bf16(v));
     }
   }
+  static constexpr int stream_bytes = 64;
+  template <DType type>
+  static void stream_as(std::byte* p, V a, V b) {
+    if constexpr (type == DType::f32) {
+      _mm256_stream_ps(reinterpret_cast<float*>(p), a);
+      _mm256_stream_ps(reinterpret_cast<float*>(p + 32), b);
+    } else {
+      static_assert(type == DType::bf16);
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(p), _mm256_insertf128_si256(_mm256_castsi128_si256(to_bf16(a)), to_bf16(b), 1));
+    }
+  }
+  static void end_streams() { _mm_sfence(); }
   static __m128i to_bf16(V v) {
     __m256i bits = _mm256_castps_si256(v);
     __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

@@ -37,6 +37,18 @@ struct Isa {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), type == DType::f16 ? _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT) : to_bf16(v));
     }
   }
+  static constexpr int stream_bytes = 64;
+  template <DType type>
+  static void stream_as(std::byte* p, V a, V b) {
+    if constexpr (type == DType::f32) {
+      _mm512_stream_ps(reinterpret_cast<float*>(p), a);
+      _mm512_stream_ps(reinterpret_cast<float*>(p + 64), b);
+    } else {
+      static_assert(type == DType::bf16);
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(p), _mm512_inserti64x4(_mm512_castsi256_si512(to_bf16(a)), to_bf16(b), 1));
+    }
+  }
+  static void end_streams() { _mm_sfence(); }
   static __m256i to_bf16(V v) {
 #if PLAIT_PAIRS
     return (__m256i)_mm512_cvtneps_pbh(v);

@@ -50,9 +50,22 @@ template <DType type, int R>
   }
 }
 
+/// The same past the caches: results that are written once and read by nobody soon need not be read from memory first.
+template <DType type, int R>
+[[gnu::always_inline]] inline void stream_whole_rows(const PanelProduct& p, int64_t row, const Accumulators<R>& acc) {
+  PLAIT_UNROLL
+  for (int r = 0; r < R; ++r) {
+    std::byte* out = p.out[row + r] + p.out_offset;
+    PLAIT_UNROLL
+    for (int j = 0; j < panel_vectors; j += 2) Isa::template stream_as<type>(out + j * Isa::width * size_of(type), acc[r][j], acc[r][j + 1]);
+  }
+}
+
 template <int R>
 [[gnu::always_inline]] inline void finish_rows(const PanelProduct& p, int64_t row, const Accumulators<R>& acc) {
   const bool whole = !p.store_acc && p.columns == panel_width;
+  if (whole && p.stream && p.out_type == DType::bf16) return stream_whole_rows<DType::bf16, R>(p, row, acc);
+  if (whole && p.stream && p.out_type == DType::f32) return stream_whole_rows<DType::f32, R>(p, row, acc);
   if (whole && p.out_type == DType::bf16) return write_whole_rows<DType::bf16, R>(p, row, acc);
   if (whole && p.out_type == DType::f32) return write_whole_rows<DType::f32, R>(p, row, acc);
   alignas(64) float values[R * panel_width];
@@ -73,7 +86,7 @@ class ResultLines {
   ResultLines(const PanelProduct& p, int64_t row, int rows) : p_(p), row_(row + p.out_ahead), offset_(p.out_offset) {
     bytes_ = panel_width * (p.out_type == DType::f32 ? 4 : 2);
     const int64_t chunks = num_blocks(p.units, chunk_units);
-    left_ = p.store_acc ? 0 : rows * num_blocks(bytes_, 64);
+    left_ = p.store_acc || p.stream ? 0 : rows * num_blocks(bytes_, 64);
     rate_ = chunks > 1 ? num_blocks(left_, chunks) : left_;
   }
   [[gnu::always_inline]] inline void fetch() {
@@ -211,4 +224,5 @@ void multiply(const PanelProduct& p) {
     multiply_units<Isa::has_pairs>(p);
   else
     multiply_units<false>(p);
+  if (p.stream) Isa::end_streams();
 }

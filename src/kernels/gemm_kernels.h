@@ -78,15 +78,17 @@ struct PanelProduct {
   const float* bias = nullptr;  ///< one value per column of a panel, or null
   bool accumulate = false;      ///< out (f32) += result
   int64_t out_ahead = 0;        ///< results are fetched for writing so many rows ahead, at most num_rows
+  bool stream = false;          ///< whole panels of out, which must be aligned to stream_bytes, go to memory past the caches
   PrefetchCursor* prefetch = nullptr;
 };
 
 /// All functions expect FloatMode to be set and touch nothing outside the given blocks.
 struct GemmPrimitives {
   int64_t panel_columns;
-  int64_t chunk_units;  ///< units per step of a prefetch cursor
-  int64_t max_rows;     ///< rows that one pass over a panel serves
-  bool pairs;           ///< bf16 is multiplied in pairs
+  int64_t chunk_units;   ///< units per step of a prefetch cursor
+  int64_t max_rows;      ///< rows that one pass over a panel serves
+  bool pairs;            ///< bf16 is multiplied in pairs
+  int64_t stream_bytes;  ///< a panel's row of so many bytes, or a multiple, can go past the caches; 0: none can
   /// Packs one panel (at most panel_columns columns): unit u, column c at out[u * panel_columns + c]. Columns beyond the source's are
   /// zeros.
   void (*pack)(const PackSource& source, float* out);

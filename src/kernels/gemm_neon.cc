@@ -18,7 +18,7 @@ namespace {
 }  // namespace
 
 namespace {
-constexpr GemmPrimitives primitives{panel_width, chunk_units, max_rows, Isa::has_pairs, pack, convert_rows, multiply};
+constexpr GemmPrimitives primitives{panel_width, chunk_units, max_rows, Isa::has_pairs, Isa::stream_bytes, pack, convert_rows, multiply};
 }  // namespace
 
 const GemmPrimitives* gemm_neon() { return &primitives; }

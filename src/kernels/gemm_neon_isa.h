@@ -39,6 +39,13 @@ struct Isa {
       __builtin_memcpy(p, &half, sizeof half);
     }
   }
+  static constexpr int stream_bytes = 0;
+  template <DType type>
+  static void stream_as(std::byte* p, V a, V b) {
+    store_as<type>(p, a);
+    store_as<type>(p + width * size_of(type), b);
+  }
+  static void end_streams() {}
   static uint16x4_t to_bf16(V v) {
     uint32x4_t bits = vreinterpretq_u32_f32(v);
     uint32x4_t even = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));

@@ -107,6 +107,15 @@ TEST_P(GemmMemory, EverySmallKAndN) {
   }
 }
 
+/// Large gradients of few rows go to memory past the caches, all but the last, narrow panel.
+TEST_P(GemmMemory, LargeResultsOfFewRows) {
+  constexpr int64_t rows = 5, k = PLAIT_TEST_EMULATED ? 70 : 2100, n = 2080;
+  const Tensor expected = gradient(reference_context(), rows, k, n, false);
+  for (const Context* context : vector_contexts()) {
+    ASSERT_EQ(bit_difference(gradient(*context, rows, k, n, true), expected), "") << name(context->tier());
+  }
+}
+
 TEST_P(GemmMemory, WholePanelsAndJustBeyond) {
   for (const Context* context : vector_contexts()) {
     for (int64_t k : {31, 32, 33, 64, 127, 256, 515}) {
