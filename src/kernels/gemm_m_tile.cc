@@ -8,7 +8,7 @@
 namespace plait::kernels {
 namespace {
 
-/// Weights are fetched this far ahead of their use: what memory delivers in a few times its latency.
+/// Weights are fetched this far ahead of their use at least: what memory delivers in a few times its latency.
 constexpr int64_t bytes_ahead = 8192;
 
 /// A tile on its way: blocks along k outside, panels of columns inside. A panel is packed while its first rows are multiplied.
@@ -109,25 +109,26 @@ class MTile {
     return bias_;
   }
 
-  /// Where k runs over rows, the cursor stays a constant distance ahead of the first rows of a product, which read the panel.
+  /// Where k runs over rows, the first pass over a panel reads it from memory, and all passes fetch what comes after it. So that the first one
+  /// does not overtake them, the cursor starts as far ahead as the others will fetch.
   void start_prefetch() {
     if (problem_.weights.n_stride != 1) return;
     cursor_.now = lines_of(block(problem_, tile_, 0, tile_.col_begin));
-    cursor_.fetch(bytes_ahead / line_bytes);
+    const int64_t lines = cursor_.now.rows * cursor_.now.lines, passes = num_blocks(num_rows_, primitives_.max_rows);
+    cursor_.fetch(bytes_ahead / line_bytes + lines - lines / passes);
   }
 
   /// Plans to fetch what is read after the panel at (k, column): the next one, the next block along k, or the next tile.
   void prefetch_after(int64_t k, int64_t column, int64_t units) {
     const PrefetchCursor::Block lines = contiguous_ ? lines_after(k, column) : PrefetchCursor::Block{};
     const int64_t chunks = std::max<int64_t>(num_blocks(units, primitives_.chunk_units), 1);
+    const int64_t passes = num_blocks(num_rows_, primitives_.max_rows);
+    cursor_.first_rate = cursor_.rest_rate = num_blocks(lines.rows * lines.lines, chunks * passes);
     if (problem_.weights.n_stride == 1) {
       (cursor_.now.rows > 0 ? cursor_.then : cursor_.now) = lines;
-      cursor_.first_rate = num_blocks(lines.rows * lines.lines, chunks);
-      cursor_.rest_rate = 0;
     } else {
       cursor_.now = lines;
       cursor_.line = 0;
-      cursor_.first_rate = cursor_.rest_rate = num_blocks(lines.rows * lines.lines, chunks * num_blocks(num_rows_, primitives_.max_rows));
     }
   }
 
