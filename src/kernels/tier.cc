@@ -99,7 +99,9 @@ std::vector<TierState> tier_states() {
 namespace kernels {
 
 Result<Tier> usable_tier(std::string_view text, std::string_view origin) {
-  PLAIT_ASSIGN_OR_RETURN(Tier tier, parse_tier(text));
+  const Result<Tier> known = parse_tier(text);
+  if (!known.ok()) return Status::invalid_argument(fmt::format("{}: {}", origin, known.status().message()));
+  const Tier tier = *known;
   const std::vector<TierState> states = tier_states();
   for (const TierState& state : states) {
     if (state.tier == tier && !state.usable) {

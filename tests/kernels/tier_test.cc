@@ -75,6 +75,7 @@ TEST(Tier, TheEnvironmentForcesATier) {
   }
   ForcedKernel unknown("fast");
   EXPECT_EQ(default_tier().status().code(), StatusCode::invalid_argument);
+  EXPECT_NE(default_tier().status().message().find("PLAIT_KERNEL=fast: "), std::string::npos) << default_tier().status().message();
 }
 
 TEST(Tier, TheBuildHasKernelsOfOneArchitecture) {
