@@ -33,10 +33,11 @@ struct DispatcherReport {
   std::string fallback;  ///< what ran instead and why; "": what was asked for
   std::vector<Timing> step_per_rank;
   std::vector<int64_t> bytes_sent_per_rank, peak_bytes_per_rank;
-  std::vector<Timing> waited_per_rank;                        ///< for the peer that the rank waited for longest
-  std::vector<int64_t> waited_for_per_rank;                   ///< that peer in the round of the longest wait; -1: none
-  std::vector<int64_t> tiles_per_rank, chains_late_per_rank, early_tiles_per_rank;  ///< most of a round; a chain is late where its rows had not come when it was next
-  std::vector<double> loss, grad_norm;                        ///< per training step
+  std::vector<Timing> waited_per_rank;       ///< for the peer that the rank waited for longest
+  std::vector<int64_t> waited_for_per_rank;  ///< that peer in the round of the longest wait; -1: none
+  std::vector<int64_t> tiles_per_rank, chains_late_per_rank,
+      early_tiles_per_rank;             ///< most of a round; a chain is late where its rows had not come when it was next
+  std::vector<double> loss, grad_norm;  ///< per training step
   int64_t nonfinite = 0;
 };
 
