@@ -12,6 +12,7 @@
 #include "cli/signals.h"
 #include "config/field_text.h"
 #include "observe/bench_gmm.h"
+#include "observe/bench_layer.h"
 
 namespace plait::cli {
 namespace {
@@ -41,35 +42,64 @@ void read_seconds(const CLI::Option& option, double& to, Program& program) {
   }
 }
 
-Result<BenchGmmReport> measure(const BenchArguments& arguments, const Program& program, BenchGmmOptions& options, ProgressBar& bar) {
-  PLAIT_RETURN_IF_ERROR(prepare_process(program, -1));
-  const bool one_case = arguments.case_options.any_given_but("threads");
-  PLAIT_ASSIGN_OR_RETURN(Case of, arguments.case_options.resolve_alone(program, one_case ? "" : "tiny"));
-  if (one_case) options.cases = {gmm_case_of(of, arguments.transposed)};
+template <typename Options>
+void connect(Options& options, ProgressBar& bar) {
   install_interrupt_handlers(InterruptPolicy::alone);
-  PLAIT_ASSIGN_OR_RETURN(std::unique_ptr<Context> context, Context::create({.threads = of.threads, .kernel = ""}));
-  options.progress = [&](double done, std::string_view what) { bar.show(done, what); };
+  options.progress = [&bar](double done, std::string_view what) { bar.show(done, what); };
   options.interrupted = interrupted;
-  return bench_gmm(*context, options);
 }
 
-int bench(Program& program, const BenchArguments& arguments) {
-  BenchGmmOptions options;
-  read_seconds(*arguments.seconds, options.seconds_per_case, program);
-  ProgressBar bar(program.quiet);
-  Result<BenchGmmReport> report = measure(arguments, program, options, bar);
-  bar.clear();
+/// Prints and writes what was measured; the exit code.
+template <typename Report>
+int finish(Program& program, const Result<Report>& report) {
   if (!report.ok()) return fail(program, report.status());
   if (program.json != "-") print_result(format_table(*report));
   if (Status status = write_json(program.json, to_json(*report)); !status.ok()) return fail(program, status);
   return interrupted() ? fail(program, Status::interrupted("stopped by a signal")) : 0;
 }
 
-}  // namespace
+Result<BenchGmmReport> measure(const BenchArguments& arguments, const Program& program, BenchGmmOptions& options, ProgressBar& bar) {
+  PLAIT_RETURN_IF_ERROR(prepare_process(program, -1));
+  const bool one_case = arguments.case_options.any_given_but("threads");
+  PLAIT_ASSIGN_OR_RETURN(
+      Case of, one_case ? arguments.case_options.resolve_alone(program, {}) : arguments.case_options.resolve_alone(program, {{"model", "tiny"}}));
+  if (one_case) options.cases = {gmm_case_of(of, arguments.transposed)};
+  PLAIT_ASSIGN_OR_RETURN(std::unique_ptr<Context> context, Context::create({.threads = of.threads}));
+  connect(options, bar);
+  return bench_gmm(*context, options);
+}
 
-void add_bench_command(CLI::App& app, Program& program) {
-  CLI::App* group = app.add_subcommand("bench", "Measure one part alone");
-  CLI::App* command = group->add_subcommand("gmm", "Measure the grouped matmul: forward, dX and dW beside the machine's peak");
+int bench_gmm_command(Program& program, const BenchArguments& arguments) {
+  BenchGmmOptions options;
+  read_seconds(*arguments.seconds, options.seconds_per_case, program);
+  ProgressBar bar(program.quiet);
+  const Result<BenchGmmReport> report = measure(arguments, program, options, bar);
+  bar.clear();
+  return finish(program, report);
+}
+
+Result<BenchLayerReport> measure(const BenchArguments& arguments, const Program& program, BenchLayerOptions& options, ProgressBar& bar) {
+  PLAIT_RETURN_IF_ERROR(prepare_process(program, -1));
+  const bool shape_given = arguments.case_options.any_given_but("threads");
+  PLAIT_ASSIGN_OR_RETURN(options.run_case, shape_given
+                                               ? arguments.case_options.resolve_alone(program, {})
+                                               : arguments.case_options.resolve_alone(program, {{"model", "qwen3_30b_a3b"}, {"scale", "1/4"}}));
+  PLAIT_ASSIGN_OR_RETURN(std::unique_ptr<Context> context, Context::create({.threads = options.run_case.threads}));
+  connect(options, bar);
+  return bench_layer(*context, options);
+}
+
+int bench_layer_command(Program& program, const BenchArguments& arguments) {
+  BenchLayerOptions options;
+  read_seconds(*arguments.seconds, options.seconds, program);
+  ProgressBar bar(program.quiet);
+  const Result<BenchLayerReport> report = measure(arguments, program, options, bar);
+  bar.clear();
+  return finish(program, report);
+}
+
+void add_gmm(CLI::App& group, Program& program) {
+  CLI::App* command = group.add_subcommand("gmm", "Measure the grouped matmul: forward, dX and dW beside the machine's peak");
   auto arguments = std::make_shared<BenchArguments>();
   arguments->case_options.attach(*command);
   arguments->seconds = command->add_option("--seconds", "Time for each shape and operator [0.5]")->type_name("S")->group("Measuring");
@@ -81,7 +111,29 @@ void add_bench_command(CLI::App& app, Program& program) {
       "\nExamples\n"
       "  plait bench gmm\n"
       "  plait bench gmm --model qwen3_30b_a3b --scale 1/4 --ranks 4 --tokens 512");
-  command->callback([arguments, &program] { program.action = [arguments, &program] { return bench(program, *arguments); }; });
+  command->callback([arguments, &program] { program.action = [arguments, &program] { return bench_gmm_command(program, *arguments); }; });
+}
+
+void add_layer(CLI::App& group, Program& program) {
+  CLI::App* command = group.add_subcommand("layer", "Measure the stages of a whole layer on one rank, each beside its bound");
+  auto arguments = std::make_shared<BenchArguments>();
+  arguments->case_options.attach(*command);
+  arguments->seconds = command->add_option("--seconds", "Time for all rounds together [2]")->type_name("S")->group("Measuring");
+  add_common_options(*command, program);
+  command->footer(
+      "One rank computes the whole case. Without a CASE: qwen3_30b_a3b at a quarter of its sizes.\n"
+      "\nExamples\n"
+      "  plait bench layer\n"
+      "  plait bench layer --model mixtral_8x7b --scale 1/8 --dispatcher mc2");
+  command->callback([arguments, &program] { program.action = [arguments, &program] { return bench_layer_command(program, *arguments); }; });
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, Program& program) {
+  CLI::App* group = app.add_subcommand("bench", "Measure one part alone");
+  add_gmm(*group, program);
+  add_layer(*group, program);
 }
 
 }  // namespace plait::cli

@@ -101,9 +101,9 @@ Result<Case> CaseOptions::resolve(const Program& program, const Standing& standi
   return built;
 }
 
-Result<Case> CaseOptions::resolve_alone(const Program& program, std::string_view model) const {
+Result<Case> CaseOptions::resolve_alone(const Program& program, Start start) const {
   CaseBuilder builder;
-  if (!model.empty()) builder.add_option("model", std::string(model));
+  for (const auto& [field, text] : start) builder.add_option(field, std::string(text));
   for (const std::string& fault : program.faults) builder.add_fault(fault);
   if (!config_.empty()) builder.add_file(config_);
   add_given(builder);

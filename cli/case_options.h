@@ -3,7 +3,10 @@
 
 #include <CLI/CLI.hpp>
 #include <deque>
+#include <initializer_list>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "cli/program.h"
 #include "cli/ranks.h"
@@ -22,8 +25,9 @@ class CaseOptions {
   /// The valid case: configs/default.yaml or --config, then --model, then the options; all faults at once, those of `program` included.
   /// The ranks of a launcher count as the case's. Notes about keys of other frameworks go to stderr, once per job.
   Result<Case> resolve(const Program& program, const Standing& standing) const;
-  /// The same without a launcher and without configs/default.yaml, for sub-commands of one process. `model` is a preset to start from, or "".
-  Result<Case> resolve_alone(const Program& program, std::string_view model) const;
+  /// The same without a launcher and without configs/default.yaml, for sub-commands of one process. `start`: fields to start from.
+  using Start = std::initializer_list<std::pair<std::string_view, std::string_view>>;
+  Result<Case> resolve_alone(const Program& program, Start start) const;
 
  private:
   struct Value {

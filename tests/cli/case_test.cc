@@ -178,6 +178,18 @@ TEST(Bench, GmmOfACase) {
   EXPECT_FALSE(json::parse(result.out).empty());
 }
 
+TEST(Bench, LayerOfACase) {
+  RunResult result = run_plait({"bench", "layer", "--model", "tiny", "--tokens", "8", "--seconds", "0.01", "--threads", "1", "--json", "-"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json report = json::parse(result.out);
+  EXPECT_EQ(report["shape"]["hidden"], 64);
+  for (const char* dispatcher : {"alltoall", "mc2"}) EXPECT_GT(report["dispatchers"][dispatcher]["stages"]["weight_gradient"]["over_bound"], 0);
+  result = run_plait({"bench", "layer", "--model", "tiny", "--tokens", "8", "--seconds", "0.01", "--no-backward"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("gate_up"), std::string::npos) << result.out;
+  EXPECT_EQ(result.out.find("weight_gradient"), std::string::npos) << result.out;
+}
+
 TEST(InfoCommand, TextAndJsonNameTheSameThings) {
   test::TemporaryFolder folder;
   RunResult result = run_plait({"info", "--json", folder / "i.json"}, {.environment = {{"PLAIT_TIMEOUT", "7.5"}}, .folder = ""});

@@ -17,7 +17,7 @@ using test::run_plait;
 using test::RunResult;
 using Arguments = std::vector<std::string>;
 
-const std::vector<Arguments> commands = {{"run"}, {"verify"}, {"bench", "gmm"}, {"info"}};
+const std::vector<Arguments> commands = {{"run"}, {"verify"}, {"bench", "gmm"}, {"bench", "layer"}, {"info"}};
 
 size_t longest_line(const std::string& text) {
   std::istringstream in(text);
@@ -41,7 +41,7 @@ TEST(Help, EveryCommandHasOneWithAnExampleThatFits80Columns) {
 }
 
 TEST(Help, EveryCaseFieldIsAnOption) {
-  for (Arguments command : {Arguments{"run"}, Arguments{"verify"}, Arguments{"bench", "gmm"}}) {
+  for (Arguments command : {Arguments{"run"}, Arguments{"verify"}, Arguments{"bench", "gmm"}, Arguments{"bench", "layer"}}) {
     command.push_back("--help");
     std::string help = run_plait(command).out;
     for (const CaseField& field : case_fields()) {
