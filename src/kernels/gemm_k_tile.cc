@@ -16,13 +16,13 @@ constexpr int64_t rows_ahead = 24;
 constexpr int64_t streamed_bytes = int64_t{8} << 20;
 
 /// True where whole panels of dw may bypass the caches: few rows, so that writing dw is most of the work.
-bool can_stream(const GemmPrimitives& primitives, const KGroupedGemm& problem, int64_t num_units) {
+bool can_stream(const GemmPrimitives& primitives, const KGroupedGemm& problem, const Tile& tile, int64_t num_units) {
   const int64_t bytes = size_of(problem.out), line = primitives.stream_bytes;
   if (line == 0 || problem.accumulate || problem.dw_n_stride != 1 || problem.out == DType::f16 || num_units >= short_product_units) return false;
   if (static_cast<int64_t>(problem.counts.size()) * problem.k * problem.n * bytes < streamed_bytes) return false;
   auto aligned = [&](int64_t x) { return x % line == 0; };
-  return aligned(primitives.panel_columns * bytes) && aligned(reinterpret_cast<intptr_t>(problem.dw)) && aligned(problem.dw_k_stride * bytes) &&
-         aligned(problem.dw_group_stride * bytes);
+  return aligned(primitives.panel_columns * bytes) && aligned(tile.col_begin * bytes) && aligned(reinterpret_cast<intptr_t>(problem.dw)) &&
+         aligned(problem.dw_k_stride * bytes) && aligned(problem.dw_group_stride * bytes);
 }
 
 /// True where accumulators must be kept in memory: the chain has several blocks, or dw has no contiguous columns.
@@ -51,7 +51,7 @@ class KTile {
     p.out_type = problem_.out;
     p.accumulate = problem_.accumulate;
     p.prefetch = &cursor_;
-    p.stream = can_stream(primitives_, problem_, shape_.units(num_rows_));
+    p.stream = can_stream(primitives_, problem_, tile_, shape_.units(num_rows_));
     const bool contiguous = problem_.dw_n_stride == 1;
     for (int64_t k = rows_.begin; k < rows_.end; k += block_) {
       const int64_t num_k = std::min(block_, rows_.end - k);

@@ -90,7 +90,8 @@ TileLimits tile_limits(const Context& context, const KGroupedGemm& problem) {
   TileLimits limits{};
   limits.block_units = std::min(round_up(rows, 2), block_units);
   const bool one_block = rows <= limits.block_units && problem.dw_n_stride == 1;
-  const int64_t columns = one_block ? std::max(max_right_floats / limits.block_units, max_tile_columns) : max_tile_columns;
+  const int64_t packed = max_right_floats / limits.block_units / max_panel_columns * max_panel_columns;
+  const int64_t columns = one_block ? std::max(packed, max_tile_columns) : max_tile_columns;
   limits.columns = std::min(round_up(problem.n, max_panel_columns), columns);
   limits.rows = std::min(round_up(problem.k, max_panel_columns), one_block ? problem.k : max_tile_columns);
   auto groups = static_cast<int64_t>(problem.counts.size());

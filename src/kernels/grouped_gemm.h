@@ -77,7 +77,7 @@ struct Tile {
 /// The largest tile a list may hold. Larger tiles repeat less packing, smaller ones keep more threads busy; bits never depend on it.
 struct TileLimits {
   int64_t rows;
-  int64_t columns;
+  int64_t columns;      ///< whole panels of any tier
   int64_t block_units;  ///< 32-bit units of k (one float32, one or two bf16) that are multiplied at a stretch; bounds scratch memory
 };
 

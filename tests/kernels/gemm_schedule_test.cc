@@ -66,6 +66,20 @@ TEST(GemmSchedule, RowsInStretches) {
   }
 }
 
+TEST(GemmSchedule, TilesHaveWholePanels) {
+  kernels::KGroupedGemm problem{};
+  problem.k = 1000;
+  problem.n = 9000;
+  for (int64_t rows = 1; rows <= 300; ++rows) {
+    const std::vector<int64_t> counts = {rows, 1, 0};
+    problem.counts = counts;
+    for (const TileShape& tile : {TileShape{}, {9, 90}}) {
+      auto context = Context::create({.threads = 2, .tile = tile}).take();
+      EXPECT_EQ(kernels::tile_limits(*context, problem).columns % 64, 0) << rows << " rows";
+    }
+  }
+}
+
 TEST(GemmSchedule, EveryElementBelongsToOneTile) {
   const std::vector<int64_t> counts = {70, 0, 1, 385};
   kernels::MGroupedGemm problem{};
