@@ -59,6 +59,14 @@ struct ZoneEvent {
   int64_t end_ns;
 };
 
+/// Told of zones as they begin and end, on the rank's calling thread: for a profiler.
+class ZoneObserver {
+ public:
+  virtual ~ZoneObserver() = default;
+  virtual void begin(Stage stage) = 0;
+  virtual void end(Stage stage) = 0;
+};
+
 /// Totals per stage and counter; events too where `keep_events` is set. add_zone(), add_wait() and zones may come from the rank's calling thread
 /// only; counters from any thread.
 class Recorder {
@@ -87,6 +95,7 @@ class Recorder {
     events_.clear();
   }
   bool keep_events = false;
+  ZoneObserver* observer = nullptr;  ///< must outlive its use here
 
  private:
   std::array<std::atomic<int64_t>, num_counters> counters_{};
@@ -98,8 +107,13 @@ class Recorder {
 /// Times a scope: `Zone zone(context.recorder(), Stage::permute);`
 class Zone {
  public:
-  Zone(Recorder& recorder, Stage stage) : recorder_(recorder), stage_(stage), begin_ns_(now_ns()) {}
-  ~Zone() { recorder_.add_zone(stage_, begin_ns_, now_ns()); }
+  Zone(Recorder& recorder, Stage stage) : recorder_(recorder), stage_(stage), begin_ns_(now_ns()) {
+    if (recorder_.observer != nullptr) recorder_.observer->begin(stage_);
+  }
+  ~Zone() {
+    recorder_.add_zone(stage_, begin_ns_, now_ns());
+    if (recorder_.observer != nullptr) recorder_.observer->end(stage_);
+  }
   Zone(const Zone&) = delete;
   Zone& operator=(const Zone&) = delete;
 

@@ -96,6 +96,9 @@ struct RecvBlock {
 struct GroupOptions {
   double timeout_s = 60;  ///< every wait on another rank ends after this long, with an error that names that rank
   int spin_us = 20;       ///< busy waiting before a wait sleeps
+  /// Asked several times a second by a thread that waits for another rank. True ends the wait and stops the group: this rank's error is
+  /// `interrupted`, the others' names this rank.
+  std::function<bool()> interrupted = {};
 };
 
 /// R ranks that call the same collective functions in the same order. One thread per rank calls it. After the first error the group is

@@ -159,6 +159,7 @@ Status Protocol::sleep_until(Event& event, Ready ready, Missing missing) {
     if (!dead.ok()) return dead;
     Status gone = check_left(left, awaited);
     if (!gone.ok()) return gone;
+    if (asked_to_stop()) return stop_waiting(awaited);
     if (now >= deadline) return fail(too_late(awaited));
   }
 }
@@ -187,6 +188,12 @@ Status Protocol::too_late(const std::vector<int>& awaited) const {
                          list(awaited), stage_, options_.timeout_s, rank_, who(awaited.front()), last_seen(awaited.front())))
       .at_rank(awaited.front())
       .in_stage(stage_);
+}
+
+Status Protocol::stop_waiting(const std::vector<int>& awaited) {
+  const std::string text = fmt::format("rank {} was interrupted while it waited for {} in '{}'", rank_, list(awaited), stage_);
+  record_failure(control_, rank_, Status::aborted(text).at_rank(rank_).in_stage(stage_));
+  return Status::interrupted(text).at_rank(rank_).in_stage(stage_);
 }
 
 std::string Protocol::who(int rank) const {
@@ -267,8 +274,9 @@ Status Protocol::lock_reserving() {
   while (!holder.compare_exchange_strong(seen, static_cast<uint32_t>(rank_) + 1, std::memory_order_acquire)) {
     futex_wait(holder, seen, slice_ns, control_.scope());
     if (Status status = health(); !status.ok()) return status;
+    const int rank = static_cast<int>(seen) - 1;
+    if (asked_to_stop()) return stop_waiting({rank});
     if (now_ns() > deadline) {
-      const int rank = static_cast<int>(seen) - 1;
       return fail(
           Status::timeout(fmt::format("rank {} reserves memory since more than {:g} s; rank {} waits for it", rank, options_.timeout_s, rank_))
               .at_rank(rank)

@@ -63,6 +63,9 @@ class Protocol {
   std::vector<int> ranks_that_left() const;
   Status check_left(const std::vector<int>& left, const std::vector<int>& awaited);
   Status too_late(const std::vector<int>& awaited) const;
+  bool asked_to_stop() const { return options_.interrupted && options_.interrupted(); }
+  /// Stops the group; the error is for this rank alone.
+  Status stop_waiting(const std::vector<int>& awaited);
   Status check_agreement();
   std::vector<int> missing_in_round() const;
   std::string who(int rank) const;

@@ -19,6 +19,7 @@ namespace {
 /// A host that hangs up without a word is one of an older job that is just being killed, or has died: the time to find out which.
 constexpr int64_t second_host_ns = 1'500'000'000;
 constexpr int longest_pause_ms = 20;
+constexpr int64_t slice_ns = 100'000'000;  // between looks at whether the user interrupts
 /// Beyond the time-out, for the host to say whom it misses.
 constexpr int64_t verdict_ns = 1'000'000'000;
 
@@ -42,6 +43,7 @@ class Guest {
  private:
   Status connect();
   int hear_welcome();
+  int receive(std::span<std::byte> message, std::vector<UniqueFd>& descriptors, int64_t deadline) const;
   Status no_answer(int error) const;
   Status lost_host() const;
   Result<Mesh> hear_introductions();
@@ -64,6 +66,7 @@ Status Guest::connect() {
     }
     if (lost_at_ != 0 && now_ns() > lost_at_ + second_host_ns) return lost_host();
     if (now_ns() > deadline_) return no_answer(ETIMEDOUT);
+    if (asked_to_stop(meeting_)) return interrupted(meeting_);
     poll(nullptr, 0, pause_ms);
   }
   const Peer peer = peer_of(host_.get());
@@ -78,7 +81,17 @@ Status Guest::connect() {
 int Guest::hear_welcome() {
   const int error = send_message(host_.get(), bytes_of(make_hello(meeting_)), {}, deadline_);
   if (error != 0 && error != ECONNRESET) return error;  // a host that hung up may have said why before
-  return receive_message(host_.get(), writable_bytes_of(welcome_), descriptors_, deadline_ + verdict_ns);
+  return receive(writable_bytes_of(welcome_), descriptors_, deadline_ + verdict_ns);
+}
+
+/// In slices, between which the user may interrupt: EINTR.
+int Guest::receive(std::span<std::byte> message, std::vector<UniqueFd>& descriptors, int64_t deadline) const {
+  while (true) {
+    const int64_t end = std::min(deadline, now_ns() + slice_ns);
+    const int error = receive_message(host_.get(), message, descriptors, end);
+    if (error != ETIMEDOUT || end == deadline) return error;
+    if (asked_to_stop(meeting_)) return EINTR;
+  }
 }
 
 Status Guest::lost_host() const {
@@ -87,6 +100,7 @@ Status Guest::lost_host() const {
 
 Status Guest::no_answer(int error) const {
   if (error == ECONNRESET) return lost_host();
+  if (error == EINTR) return interrupted(meeting_);
   if (error != ETIMEDOUT)
     return Status::unavailable(fmt::format("the rendezvous failed: {}", std::system_category().message(error))).at_rank(0).in_stage("join");
   if (host_) {
@@ -114,7 +128,7 @@ Result<Mesh> Guest::hear_introductions() {
   for (int i = 0; i < meeting_.size - 2; ++i) {
     Introduction introduction{};
     std::vector<UniqueFd> descriptors;
-    const int error = receive_message(host_.get(), writable_bytes_of(introduction), descriptors, deadline_);
+    const int error = receive(writable_bytes_of(introduction), descriptors, deadline_);
     if (error != 0) return no_answer(error);
     if (introduction.rank < 1 || introduction.rank >= meeting_.size || descriptors.empty()) return no_answer(EPROTO);
     const auto other = static_cast<size_t>(introduction.rank);

@@ -72,4 +72,10 @@ std::string name_of_group(const Meeting& meeting) { return base_name(meeting); }
 std::string name_of_listener(const Meeting& meeting) { return base_name(meeting) + "/join"; }
 std::string describe(const Meeting& meeting) { return fmt::format("group '{}' of job '{}'", meeting.group, meeting.job); }
 
+Status interrupted(const Meeting& meeting) {
+  return Status::interrupted(fmt::format("rank {} was interrupted while {} formed", meeting.rank, describe(meeting)))
+      .at_rank(meeting.rank)
+      .in_stage("join");
+}
+
 }  // namespace plait::comm::shm

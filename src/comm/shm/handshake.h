@@ -46,5 +46,7 @@ std::string name_of_group(const Meeting& meeting);
 std::string name_of_listener(const Meeting& meeting);
 /// "group 'ep' of job 'x'", for messages.
 std::string describe(const Meeting& meeting);
+/// This rank's error where the user interrupts it.
+Status interrupted(const Meeting& meeting);
 
 }  // namespace plait::comm::shm

@@ -22,6 +22,7 @@ namespace {
 
 constexpr int64_t linger_ns = 2'000'000'000;  // after a failed start: time for ranks that are still on their way to learn why
 constexpr int64_t second_ns = 1'000'000'000;
+constexpr int64_t longest_poll_ms = 100;  // between looks at whether the user interrupts
 
 /// A connection that was accepted; rank -1 until it has said who it is.
 struct Guest {
@@ -44,7 +45,11 @@ class Host {
       std::sort(guests_.begin(), guests_.end(), [](const Guest& a, const Guest& b) { return a.rank < b.rank; });
       return introduce(control);
     }
-    tell_all(status);
+    if (status.code() == StatusCode::interrupted) {  // to the others it is a rank that stopped
+      tell_all(Status::aborted(status.message()).at_rank(0).in_stage("join"));
+    } else {
+      tell_all(status);
+    }
     return status;
   }
 
@@ -101,9 +106,10 @@ Status Host::open() {
 Status Host::step(int64_t deadline) {
   const int64_t left_ns = deadline - now_ns();
   if (left_ns <= 0) return missing();
+  if (asked_to_stop(meeting_)) return interrupted(meeting_);
   std::vector<pollfd> items = {{listener_.get(), POLLIN, 0}};
   for (const Guest& guest : guests_) items.push_back({guest.socket.get(), POLLIN, 0});
-  poll(items.data(), items.size(), static_cast<int>(std::clamp<int64_t>(left_ns / 1'000'000, 1, 1000)));
+  poll(items.data(), items.size(), static_cast<int>(std::clamp<int64_t>(left_ns / 1'000'000, 1, longest_poll_ms)));
   for (size_t i = guests_.size(); i-- > 0;) {  // backwards: a stranger's place is filled by the last
     if (items[i + 1].revents == 0) continue;
     PLAIT_RETURN_IF_ERROR(hear(guests_[i]));
@@ -171,7 +177,7 @@ Status Host::missing() const {
 /// Every rank that is there, and those that come in the next moments, learn why there is no group.
 void Host::tell_all(const Status& status) {
   const Welcome refusal = make_welcome(status);
-  const bool linger = status.code() != StatusCode::timeout;
+  const bool linger = status.code() != StatusCode::timeout && status.code() != StatusCode::aborted;
   const int64_t end = linger ? std::min(deadline_, now_ns() + linger_ns) : 0;
   auto num_missing = static_cast<int64_t>(missing_ranks().size());
   do {

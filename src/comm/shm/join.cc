@@ -31,7 +31,8 @@ Status check_arguments(const Meeting& meeting) {
 
 Result<std::unique_ptr<Group>> join(int rank, int size, std::string_view job, std::string_view group_name, const GroupOptions& options,
                                     const JoinSettings& settings) {
-  const Meeting meeting{rank, size, std::string(job), std::string(group_name), options.timeout_s, settings.name_wait_s, settings.pidfds};
+  const Meeting meeting{
+      rank, size, std::string(job), std::string(group_name), options.timeout_s, settings.name_wait_s, settings.pidfds, options.interrupted};
   PLAIT_RETURN_IF_ERROR(check_arguments(meeting));
   const ControlLayout layout(size, settings.payload_capacity);
   Mesh met;
