@@ -1,6 +1,9 @@
 #include "arrays.h"
 
+#include <algorithm>
+#include <array>
 #include <string>
+#include <utility>
 
 #include "errors.h"
 
@@ -18,6 +21,12 @@ DType dtype_of(std::string_view name, nanobind::dlpack::dtype type) {
   if (is(Code::UInt, 8) || is(Code::Bool, 8)) return DType::u8;
   raise(Status::invalid_argument(std::string(name) + ": elements are float32, bfloat16, float16, int32, int64, uint8 or bool; got DLPack type " +
                                  std::to_string(type.code) + " of " + std::to_string(type.bits) + " bits"));
+}
+
+nanobind::dlpack::dtype dlpack_type(DType type) {
+  using Code = nanobind::dlpack::dtype_code;
+  const Code code = type == DType::bf16 ? Code::Bfloat : is_floating(type) ? Code::Float : type == DType::u8 ? Code::UInt : Code::Int;
+  return {static_cast<uint8_t>(code), static_cast<uint8_t>(8 * size_of(type)), 1};
 }
 
 template <typename View, typename Array>
@@ -42,6 +51,20 @@ ConstTensorView view_of(std::string_view name, const Input& array) { return make
 ConstTensorView view_of(std::string_view name, const OptionalInput& array) { return array ? view_of(name, *array) : ConstTensorView(); }
 TensorView view_of(std::string_view name, const Output& array) { return make_view<TensorView>(name, array); }
 TensorView view_of(std::string_view name, const OptionalOutput& array) { return array ? view_of(name, *array) : TensorView(); }
+
+nanobind::object array_of(const Tensor& tensor, std::shared_ptr<void> owner) {
+  if (!tensor.defined()) return nanobind::none();
+  struct Held {
+    std::shared_ptr<void> owner;  // outlives the buffer
+    Buffer buffer;
+  };
+  nanobind::capsule held(new Held{std::move(owner), tensor.buffer}, [](void* pointer) noexcept { delete static_cast<Held*>(pointer); });
+  const TensorView& view = tensor.view;
+  std::array<size_t, TensorView::max_dims> shape{};
+  std::copy_n(view.shape.begin(), view.num_dims, shape.begin());
+  Output array(view.data, static_cast<size_t>(view.num_dims), shape.data(), held, view.strides.data(), dlpack_type(view.dtype));
+  return nanobind::cast(array);
+}
 
 std::vector<int64_t> integers_of(std::string_view name, const Input& array) {
   ConstTensorView view = view_of(name, array);

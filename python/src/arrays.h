@@ -1,7 +1,9 @@
 #pragma once
-/// Arrays of other libraries (DLPack, buffers) as views of the core. Nothing is copied; the caller's array must outlive the view.
+/// Arrays of other libraries (DLPack, buffers) as views of the core, and tensors of the core as arrays. Nothing is copied; the caller's array
+/// must outlive the view.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -24,6 +26,9 @@ ConstTensorView view_of(std::string_view name, const Input& array);
 ConstTensorView view_of(std::string_view name, const OptionalInput& array);
 TensorView view_of(std::string_view name, const Output& array);
 TensorView view_of(std::string_view name, const OptionalOutput& array);
+
+/// A tensor of the core as an array that Python owns: its memory, and what `owner` holds, live as long as the array. Undefined: None.
+nanobind::object array_of(const Tensor& tensor, std::shared_ptr<void> owner);
 
 /// The numbers of an int32 or int64 array of one or two dimensions, row by row.
 std::vector<int64_t> integers_of(std::string_view name, const Input& array);

@@ -41,6 +41,7 @@ auto without_lock(Body&& body) {
     nanobind::gil_scoped_release release;
     outcome.emplace(body());
   }
+  if (PyErr_Occurred() != nullptr) throw nanobind::python_error();  // a signal's handler has ended a wait
   return value_of(std::move(*outcome));
 }
 

@@ -9,5 +9,7 @@ NB_MODULE(_core, module) {
   plait::python::bind_activation(module);
   plait::python::bind_router(module);
   plait::python::bind_group(module);
+  plait::python::bind_alltoallv_gmm(module);
   plait::python::bind_layer(module);
+  plait::python::bind_fused_expert(module);
 }

@@ -14,10 +14,10 @@ namespace nb = nanobind;
 namespace plait::python {
 namespace {
 
-void sort_ids(const Input& ids, int64_t num_experts, const Output& position) {
+void sort_ids(const Input& ids, int64_t num_experts, bool sentinel, const Output& position) {
   const ConstTensorView ids_view = view_of("expert_ids", ids);
   const TensorView position_view = view_of("position", position);
-  with_context([&](const Context& context) { return sort_by_expert(context, ids_view, num_experts, /*sentinel=*/false, position_view); });
+  with_context([&](const Context& context) { return sort_by_expert(context, ids_view, num_experts, sentinel, position_view); });
 }
 
 void sort_map(const Input& map, const Output& position) {
@@ -88,7 +88,7 @@ void unpermute_map_gradient(const Input& dy, const OptionalInput& rows, const In
 }  // namespace
 
 void bind_permute(nb::module_& module) {
-  module.def("sort_by_expert", &sort_ids, nb::arg("expert_ids"), nb::arg("num_experts"), nb::arg("position"));
+  module.def("sort_by_expert", &sort_ids, nb::arg("expert_ids"), nb::arg("num_experts"), nb::arg("sentinel"), nb::arg("position"));
   module.def("sort_by_map", &sort_map, nb::arg("routing_map"), nb::arg("position"));
   module.def("permute", &permute_forward, nb::arg("x"), nb::arg("position"), nb::arg("k"), nb::arg("rows"));
   module.def("permute_backward", &permute_gradient, nb::arg("drows"), nb::arg("position"), nb::arg("k"), nb::arg("expert_ids").none(),

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -17,6 +17,15 @@ FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 def seeded() -> None:
     random.seed(1)
     torch.manual_seed(1)
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """For whole models of small tensors: threads that wait for each other on a loaded machine take longer than their work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_torch() -> None:
     hide = "import sys; sys.modules['torch'] = None; import plait; plait.info(); "
     assert run("-c", hide).returncode == 0
-    refused = run("-c", hide + "plait.ops")
-    assert refused.returncode == 1 and "plait.ops needs PyTorch" in refused.stderr
+    refused = run("-c", hide + "plait.nn")
+    assert refused.returncode == 1 and "torch" in refused.stderr
     loaded = run("-c", "import sys, plait; print('torch' in sys.modules)")
     assert loaded.stdout.strip() == "False"
 
@@ -63,7 +63,9 @@ def test_there_is_no_other_attribute() -> None:
         _ = plait.nothing  # type: ignore[attr-defined]
 
 
-DOCUMENTED = ["__init__", "_group", "nn", *(f"ops._{name}" for name in ("activation", "grouped_matmul", "layer", "permute", "router"))]
+OPERATORS = ["activation", "alltoallv_gmm", "fused_expert", "grouped_matmul", "layer", "moe", "permute", "router"]
+MODULES = ["nn._experts", "nn._moe", "parallel._gradients", "parallel._optimizer_state", "parallel._state_dict"]
+DOCUMENTED = ["__init__", "_group", "_last_run", *MODULES, *(f"ops._{name}" for name in OPERATORS)]
 
 
 @pytest.mark.parametrize("module", [f"plait.{name}" for name in DOCUMENTED])

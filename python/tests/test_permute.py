@@ -164,3 +164,23 @@ def test_ids_out_of_range_name_token_and_slot(value: int) -> None:
 def test_misuse_is_refused(call: Callable[[Tensor, Tensor], object]) -> None:
     with pytest.raises(plait.InvalidArgument):
         call(torch.ones(2, 3), torch.tensor([[0, 1], [1, 0]]))
+
+
+def test_ids_beyond_the_experts_take_no_part() -> None:
+    ids = torch.tensor([[1, 3], [9, 2], [0, 2**40]])
+    x = torch.randn(3, 4, requires_grad=True)
+    rows, position = permute(x, ids, num_experts=3, sentinel=True)
+    assert position.tolist() == [1, -1, -1, 2, 0, -1]
+    assert same_bits(rows[:3], x[[2, 0, 1]]) and rows.shape == (6, 4) and not rows[3:].any()
+    y = unpermute(rows, position, k=2)
+    assert same_bits(y, x)
+    (dx,) = torch.autograd.grad(rows.sum(), x, retain_graph=True)
+    assert same_bits(dx, torch.ones_like(x))
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert same_bits(dx, torch.ones_like(x))
+    kept, _ = permute(x, ids, num_experts=3, sentinel=True, num_out_rows=2)
+    assert same_bits(kept, rows[:2])
+    with pytest.raises(plait.InvalidArgument, match="sentinel"):
+        permute(x, ids, sentinel=True)
+    with pytest.raises(plait.InvalidArgument, match="-1"):
+        permute(x, ids - 2, num_experts=3, sentinel=True)

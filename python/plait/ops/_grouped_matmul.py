@@ -8,7 +8,7 @@ from torch import Tensor
 
 from plait import _core
 from plait._errors import InvalidArgument
-from plait.ops._common import array, cast_like_matmul, optional_array, require_dims, unused
+from plait.ops._common import array, cast_like_matmul, empty_gradient, is_transposed, optional_array, require_dims, unused
 from plait.ops._grouped_matmul_lists import multiply_lists
 
 GroupList = Tensor | Sequence[int] | Sequence[Sequence[int]]
@@ -28,17 +28,6 @@ def _(x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int, bias:
     return x.new_empty(x.shape[0], weight.shape[2])
 
 
-def _empty_gradient(weight: Tensor) -> Tensor:
-    """In the layout of the weight: the gradient of a transposed view is one too, so that what it views gets a contiguous one."""
-    if _is_transposed(weight):
-        return weight.new_empty(weight.shape[0], weight.shape[2], weight.shape[1]).transpose(1, 2)
-    return weight.new_empty(weight.shape)
-
-
-def _is_transposed(weight: Tensor) -> bool:
-    return weight.stride(1) == 1 and weight.stride(2) != 1
-
-
 @torch.library.custom_op("plait::grouped_matmul_backward", mutates_args=(), device_types="cpu")
 def m_grouped_backward(
     dy: Tensor,
@@ -53,10 +42,10 @@ def m_grouped_backward(
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dx = x.new_empty(x.shape) if need_dx else None
-    dw = _empty_gradient(weight) if need_dw else None
+    dw = empty_gradient(weight) if need_dw else None
     dbias = bias.new_empty(bias.shape) if need_dbias and bias is not None else None
     dy, x, weight, group_list = array(dy), array(x), array(weight), array(group_list)
-    separate = dw is not None and _is_transposed(dw)
+    separate = dw is not None and is_transposed(dw)
     _core.grouped_matmul_backward(dy, x, weight, group_list, group_list_type, dx, None if separate else dw, dbias, fused)
     if dw is not None and separate:  # dW^T = dy^T x: the same chains, stored the other way round
         _core.grouped_matmul_k(dy, x, group_list, group_list_type, dw.transpose(1, 2), False, fused)
@@ -78,7 +67,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
         x.new_empty(x.shape) if need_dx else unused(x),
-        _empty_gradient(weight) if need_dw else unused(x),
+        empty_gradient(weight) if need_dw else unused(x),
         bias.new_empty(bias.shape) if need_dbias and bias is not None else unused(x),
     )
 

@@ -1,13 +1,17 @@
 """moe_layer: the routed experts of an MoE layer under expert parallelism."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from plait import _core
-from plait._group import Group, group_of
-from plait.ops._common import array, as_ids, cast_like_matmul, optional_array, unused
+from plait import _alone, _core
+from plait._group import Group
+from plait.ops._common import array, as_ids, cast_like_matmul, collective, optional_array
+from plait.ops._layer_call import PARAMETERS, arrays, check_accumulators, in_order, run_backward
+
+_GIVEN = _core.RouterConfig(0, 0, "softmax", False, 1.0, 1, 1)  # routing comes from outside
 
 
 @torch.library.custom_op("plait::moe_layer", mutates_args=(), device_types="cpu")
@@ -27,28 +31,15 @@ def layer_forward(
     dispatcher: str,
     sentinel: bool,
     recompute: bool,
+    dgate_up: Tensor | None = None,
+    ddown: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    ranks = group_of(group)
-    try:
+    with collective(group) as ranks:
         y = x.new_empty(x.shape)
-        state = _core.layer_forward(
-            ranks.core(),
-            array(x),
-            array(expert_ids),
-            optional_array(expert_weights),
-            array(gate_up),
-            optional_array(gate_up_bias),
-            array(down),
-            optional_array(down_bias),
-            _core.Activation(activation, interleaved, limit, alpha),
-            dispatcher,
-            sentinel,
-            recompute,
-            y,
-        )
-    except BaseException as failure:
-        ranks.abort(str(failure))
-        raise
+        kind = _core.Activation(activation, interleaved, limit, alpha)
+        config = _core.LayerConfig(_GIVEN, kind, dispatcher, "exact", False, sentinel, recompute)
+        weights = _in_order(gate_up, gate_up_bias, down, down_bias)
+        state, *_ = _core.layer_forward(ranks, config, array(x), array(expert_ids), optional_array(expert_weights), arrays(weights), y)
     return y, torch.from_dlpack(state)
 
 
@@ -57,86 +48,25 @@ def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(1, dtype=torch.int64)
 
 
-@torch.library.custom_op("plait::moe_layer_backward", mutates_args=(), device_types="cpu")
-def layer_backward(
-    dy: Tensor,
-    state: Tensor,
-    x: Tensor,
-    expert_weights: Tensor | None,
-    gate_up: Tensor,
-    gate_up_bias: Tensor | None,
-    down: Tensor,
-    down_bias: Tensor | None,
-    group: int,
-    need: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    ranks = group_of(group)
-    try:
-        results = _empty_gradients(x, expert_weights, gate_up, gate_up_bias, down, down_bias, need)
-        dx, dweights, dgate_up, dgate_up_bias, ddown, ddown_bias = (r if r.dim() > 1 else None for r in results)
-        _core.layer_backward(
-            array(state),
-            array(x),
-            array(gate_up),
-            optional_array(gate_up_bias),
-            array(down),
-            optional_array(down_bias),
-            array(dy),
-            dx,
-            dgate_up,
-            dgate_up_bias,
-            ddown,
-            ddown_bias,
-            dweights,
-        )
-    except BaseException as failure:
-        ranks.abort(str(failure))
-        raise
-    return results
-
-
-@layer_backward.register_fake
-def _(
-    dy: Tensor,
-    state: Tensor,
-    x: Tensor,
-    expert_weights: Tensor | None,
-    gate_up: Tensor,
-    gate_up_bias: Tensor | None,
-    down: Tensor,
-    down_bias: Tensor | None,
-    group: int,
-    need: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _empty_gradients(x, expert_weights, gate_up, gate_up_bias, down, down_bias, need)
-
-
-def _empty_gradients(
-    x: Tensor,
-    expert_weights: Tensor | None,
-    gate_up: Tensor,
-    gate_up_bias: Tensor | None,
-    down: Tensor,
-    down_bias: Tensor | None,
-    need: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Of x, weights, gate_up, its bias, down, its bias. dx is always computed; others that nobody needs are one-dimensional and empty."""
-    others = (expert_weights, gate_up, gate_up_bias, down, down_bias)
-    gradients = [t.new_empty(t.shape) if wanted and t is not None else unused(x) for t, wanted in zip(others, need, strict=True)]
-    return x.new_empty(x.shape), gradients[0], gradients[1], gradients[2], gradients[3], gradients[4]
+def _in_order(gate_up: Any, gate_up_bias: Any, down: Any, down_bias: Any) -> list[Any]:
+    return in_order({"gate_up": gate_up, "gate_up_bias": gate_up_bias, "down": down, "down_bias": down_bias})
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, _, expert_weights, gate_up, gate_up_bias, down, down_bias, ctx.group = inputs[:8]
-    ctx.save_for_backward(output[1], x, expert_weights, gate_up, gate_up_bias, down, down_bias)
+    x, _, expert_weights, *parameters, ctx.group = inputs[:8]
+    ctx.into = inputs[-2:]
+    ctx.save_for_backward(output[1], x, expert_weights, *parameters)
 
 
 def _differentiate(ctx: Any, dy: Tensor, _state: Any) -> tuple[Any, ...]:
-    state, *operands = ctx.saved_tensors
-    need = [ctx.needs_input_grad[i] for i in (2, 3, 4, 5, 6)]
-    dx, *others = layer_backward(dy, state, *operands, ctx.group, need)
-    wanted = [gradient if needed else None for gradient, needed in zip(others, need, strict=True)]
-    return dx, None, *wanted, *[None] * 8
+    state, x, expert_weights, *parameters = ctx.saved_tensors
+    need_expert_weights, *need = (bool(needed) for needed in ctx.needs_input_grad[2:7])
+    dgate_up, ddown = ctx.into
+    needed = [need_expert_weights, *map(bool, _in_order(*need))]
+    weights, into = _in_order(*parameters), _in_order(dgate_up, None, ddown, None)
+    dx, dexpert_weights, *gradients = run_backward(dy, [], state, x, expert_weights, weights, ctx.group, needed, into)
+    first = PARAMETERS.index("gate_up")
+    return dx, None, dexpert_weights, *gradients[first : first + len(parameters)], *[None] * 10
 
 
 layer_forward.register_autograd(_differentiate, setup_context=_save)
@@ -148,7 +78,7 @@ def moe_layer(
     expert_weights: Tensor | None,
     gate_up: Tensor,
     down: Tensor,
-    group: Group,
+    group: Group | None = None,
     *,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
@@ -159,6 +89,7 @@ def moe_layer(
     dispatcher: str = "alltoall",
     sentinel: bool = False,
     recompute: bool = False,
+    accumulate_into: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """The routed experts of an MoE layer, whose E experts live on the R ranks of a group, e = E / R on each.
 
@@ -171,13 +102,15 @@ def moe_layer(
         expert_weights: (T,k), or None: all 1.
         gate_up: (e,H,2I) weights of this rank's experts, (e,H,I) where the activation has no gate; any strides.
         down: (e,I,H), any strides.
-        group: from `plait.init` or `plait.run_ranks`.
+        group: from `plait.init` or `plait.run_ranks`; None: this process alone has all experts.
         gate_up_bias, down_bias: (e,2I) and (e,H), or both None.
         activation: "swiglu", "swiglu_clamped" (with limit and alpha), "geglu_tanh" or "relu2".
         interleaved: columns are gate, up, gate, up, ... instead of [gate | up].
         dispatcher: "alltoall", "eager", "allgather", "mc2" or "auto".
         sentinel: ids of E and above contribute nothing, instead of being refused.
         recompute: keep less for backward and compute it again there; same bits.
+        accumulate_into: float32 tensors for "gate_up" and "down", in their shapes, to which backward adds the gradients of these weights
+            instead of giving them to autograd.
 
     Returns:
         (T,H), of x's type: the sum over the chosen experts of weight * expert(x). Differentiable in x, expert_weights, weights and biases;
@@ -195,6 +128,7 @@ def moe_layer(
         >>> [round(y[0, 0].item(), 4) for y in plait.run_ranks(2, rank)]
         [7.0464, 3.5232]
     """
+    accumulators = check_accumulators("moe_layer", accumulate_into, {"gate_up": gate_up, "down": down})
     if expert_weights is not None:
         expert_weights = expert_weights.float()
     cast_x, cast_gate_up, cast_gate_up_bias, cast_down, cast_down_bias = cast_like_matmul(x, gate_up, gate_up_bias, down, down_bias)
@@ -207,7 +141,7 @@ def moe_layer(
         cast_gate_up_bias,
         cast_down,
         cast_down_bias,
-        group.handle,
+        _alone.HANDLE if group is None else group.handle,
         activation,
         interleaved,
         limit,
@@ -215,5 +149,6 @@ def moe_layer(
         dispatcher,
         sentinel,
         recompute,
+        *accumulators,
     )
     return y

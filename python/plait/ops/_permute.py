@@ -16,6 +16,7 @@ def permute(
     num_out_rows: int = 0,
     num_experts: int | None = None,
     tree: bool = False,
+    sentinel: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Copies tokens into expert order, once per chosen expert.
 
@@ -26,6 +27,8 @@ def permute(
         num_out_rows: 0: all rows; n > 0: the first n; n < 0: all but the last -n. Rows that are dropped give no gradient.
         num_experts: E; ids outside [0, E) are refused. None: one more than the largest id.
         tree: sum dx as a tree over expert ids, as the layer does, instead of slot by slot; needs num_experts.
+        sentinel: ids of E and above take no part, instead of being refused: their position is -1, and as many rows at the end are 0.
+            Needs num_experts.
 
     Returns:
         rows: tokens in stable order of expert id, bits untouched; differentiable in x.
@@ -43,13 +46,13 @@ def permute(
         raise InvalidArgument("permute: give either expert_ids or routing_map")
     if expert_ids is None:
         assert routing_map is not None
-        if num_experts is not None or tree:
-            raise InvalidArgument("permute: num_experts and tree belong to expert_ids, not to routing_map")
+        if num_experts is not None or tree or sentinel:
+            raise InvalidArgument("permute: num_experts, tree and sentinel belong to expert_ids, not to routing_map")
         rows, position = permute_map(x, routing_map, num_out_rows)
         return rows, position
-    if tree and num_experts is None:
-        raise InvalidArgument("permute: tree=True needs num_experts, the number of all experts")
-    rows, position = permute_ids(x, as_ids(expert_ids), num_out_rows, num_experts, tree)
+    if (tree or sentinel) and num_experts is None:
+        raise InvalidArgument("permute: tree=True and sentinel=True need num_experts, the number of all experts")
+    rows, position = permute_ids(x, as_ids(expert_ids), num_out_rows, num_experts, tree, sentinel)
     return rows, position
 
 

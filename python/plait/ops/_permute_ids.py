@@ -7,29 +7,29 @@ from torch import Tensor
 
 from plait import _core
 from plait.ops._common import array, optional_array, require_dims, unused
-
-
-def num_kept_rows(total: int, num_out_rows: int) -> int:
-    """Rows kept of `total`: 0 = all, n > 0 the first n, n < 0 all but the last -n."""
-    if num_out_rows == 0:
-        return total
-    return min(num_out_rows, total) if num_out_rows > 0 else max(total + num_out_rows, 0)
+from plait.ops._shapes import num_kept_rows
 
 
 @torch.library.custom_op("plait::permute", mutates_args=(), device_types="cpu")
-def permute_ids(x: Tensor, expert_ids: Tensor, num_out_rows: int, num_experts: int | None, tree: bool) -> tuple[Tensor, Tensor]:
+def permute_ids(
+    x: Tensor, expert_ids: Tensor, num_out_rows: int, num_experts: int | None, tree: bool, sentinel: bool = False
+) -> tuple[Tensor, Tensor]:
     require_dims("permute", "x", x, "(T,H)")
     require_dims("permute", "expert_ids", expert_ids, "(T,k)")
     if num_experts is None:
         num_experts = max(int(expert_ids.max()) + 1, 1) if expert_ids.numel() > 0 else 1
     rows, position = _empty_results(x, expert_ids, num_out_rows)
-    _core.sort_by_expert(array(expert_ids), num_experts, position)
+    _core.sort_by_expert(array(expert_ids), num_experts, sentinel, position)
+    if sentinel:
+        rows[int((position >= 0).sum()) :].zero_()
     _core.permute(array(x), position, expert_ids.shape[1], rows)
     return rows, position
 
 
 @permute_ids.register_fake
-def _(x: Tensor, expert_ids: Tensor, num_out_rows: int, num_experts: int | None, tree: bool) -> tuple[Tensor, Tensor]:
+def _(
+    x: Tensor, expert_ids: Tensor, num_out_rows: int, num_experts: int | None, tree: bool, sentinel: bool = False
+) -> tuple[Tensor, Tensor]:
     return _empty_results(x, expert_ids, num_out_rows)
 
 
@@ -53,13 +53,13 @@ def _(drows: Tensor, position: Tensor, expert_ids: Tensor, num_experts: int, tre
 
 
 def _save_permute(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, expert_ids, _, ctx.num_experts, ctx.tree = inputs
+    _, expert_ids, _, ctx.num_experts, ctx.tree, _ = inputs
     ctx.save_for_backward(expert_ids, output[1])
 
 
 def _differentiate_permute(ctx: Any, drows: Tensor, _position: Any) -> tuple[Any, ...]:
     expert_ids, position = ctx.saved_tensors
-    return permute_backward(drows, position, expert_ids, ctx.num_experts or 0, ctx.tree), None, None, None, None
+    return permute_backward(drows, position, expert_ids, ctx.num_experts or 0, ctx.tree), None, None, None, None, None
 
 
 permute_ids.register_autograd(_differentiate_permute, setup_context=_save_permute)

@@ -8,7 +8,7 @@ from torch import Tensor
 from plait import _core
 from plait._errors import InvalidArgument
 from plait.ops._common import array, optional_array, require_dims, unused
-from plait.ops._permute_ids import num_kept_rows
+from plait.ops._shapes import num_kept_rows
 
 
 def _check_map(operation: str, routing_map: Tensor) -> None:

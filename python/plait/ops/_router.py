@@ -54,9 +54,10 @@ def route_backward(
     n_group: int,
     topk_group: int,
 ) -> Tensor:
-    config = _core.RouterConfig(logits.shape[1], top_k, score, norm_topk, scaling, n_group, topk_group, dload_balancing.item(), dz.item())
+    config = _core.RouterConfig(logits.shape[1], top_k, score, norm_topk, scaling, n_group, topk_group)
     dlogits = logits.new_empty(logits.shape)
-    _core.route_backward(config, array(logits), array(scores), array(ids), array(weights), array(dweights), dlogits)
+    losses = dload_balancing.item(), dz.item()
+    _core.route_backward(config, array(logits), array(scores), array(ids), array(weights), array(dweights), *losses, dlogits)
     return dlogits
 
 
