@@ -1,0 +1,1 @@
+"""Experts of whole models over the ranks of a group: sharding, checkpoints, gradients. Its functions are those of `plait` itself."""
