@@ -1,0 +1,1 @@
+"""Stand-ins for packages of other machines, so that code written for them runs on CPU ranks."""
