@@ -219,10 +219,57 @@ void multiply_units(const PanelProduct& p) {
   multiply_panel<pairs>(p, PackedPanel(p.b));
 }
 
+/// So few units that a whole panel of them stays in registers.
+constexpr int short_units = 4;
+
+/// Results past the caches, where making them is the work: the panel is loaded once for all rows.
+template <bool pairs, int units, DType type>
+void stream_short_rows(const PanelProduct& p) {
+  typename Isa::V b[units][panel_vectors];
+  PLAIT_UNROLL
+  for (int u = 0; u < units; ++u) {
+    PLAIT_UNROLL
+    for (int j = 0; j < panel_vectors; ++j) b[u][j] = Isa::load(p.b + u * panel_width + j * unit_vector);
+  }
+  auto run = [&]<int R>(int64_t row) {
+    Accumulators<R> acc;
+    PLAIT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const std::byte* a = p.a[row + r] + p.a_offset;
+      PLAIT_UNROLL
+      for (int j = 0; j < panel_vectors; ++j) acc[r][j] = Isa::zero();
+      PLAIT_UNROLL
+      for (int u = 0; u < units; ++u) {
+        const typename Isa::V av = Isa::broadcast(a + u * p.a_step);
+        PLAIT_UNROLL
+        for (int j = 0; j < panel_vectors; ++j) acc[r][j] = dot<pairs>(acc[r][j], av, b[u][j]);
+      }
+    }
+    stream_whole_rows<type, R>(p, row, acc);
+  };
+  int64_t row = 0;
+  for (; row + 2 <= p.num_rows; row += 2) run.template operator()<2>(row);
+  if (row < p.num_rows) run.template operator()<1>(row);
+}
+
+template <bool pairs, int units = short_units>
+void stream_short(const PanelProduct& p) {
+  if constexpr (units > 1) {
+    if (p.units < units) return stream_short<pairs, units - 1>(p);
+  }
+  if (p.out_type == DType::bf16) return stream_short_rows<pairs, units, DType::bf16>(p);
+  stream_short_rows<pairs, units, DType::f32>(p);
+}
+
+bool is_short_stream(const PanelProduct& p) {
+  return p.stream && p.source == nullptr && p.units > 0 && p.units <= short_units && p.columns == panel_width && !p.load_acc && !p.store_acc;
+}
+
 void multiply(const PanelProduct& p) {
+  const bool is_short = is_short_stream(p);
   if (p.pairs)
-    multiply_units<Isa::has_pairs>(p);
+    is_short ? stream_short<Isa::has_pairs>(p) : multiply_units<Isa::has_pairs>(p);
   else
-    multiply_units<false>(p);
+    is_short ? stream_short<false>(p) : multiply_units<false>(p);
   if (p.stream) Isa::end_streams();
 }
