@@ -219,37 +219,48 @@ void multiply_units(const PanelProduct& p) {
   multiply_panel<pairs>(p, PackedPanel(p.b));
 }
 
-/// So few units that a whole panel of them stays in registers.
-constexpr int short_units = 4;
+/// So few units that vectors of all of them stay in registers.
+constexpr int short_units = panel_vectors == 4 ? 8 : 4;
 
-/// Results past the caches, where making them is the work: the panel is loaded once for all rows.
-template <bool pairs, int units, DType type>
-void stream_short_rows(const PanelProduct& p) {
-  typename Isa::V b[units][panel_vectors];
+/// R rows from `row` on, V vectors of the panel from `first` on, past the caches.
+template <bool pairs, int units, int V, DType type, int R>
+[[gnu::always_inline]] inline void stream_short_rows(const PanelProduct& p, const typename Isa::V (&b)[units][V], int64_t row, int first) {
+  typename Isa::V acc[R][V];
   PLAIT_UNROLL
-  for (int u = 0; u < units; ++u) {
+  for (int r = 0; r < R; ++r) {
+    const std::byte* a = p.a[row + r] + p.a_offset;
     PLAIT_UNROLL
-    for (int j = 0; j < panel_vectors; ++j) b[u][j] = Isa::load(p.b + u * panel_width + j * unit_vector);
-  }
-  auto run = [&]<int R>(int64_t row) {
-    Accumulators<R> acc;
+    for (int j = 0; j < V; ++j) acc[r][j] = Isa::zero();
     PLAIT_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const std::byte* a = p.a[row + r] + p.a_offset;
+    for (int u = 0; u < units; ++u) {
+      const typename Isa::V av = Isa::broadcast(a + u * p.a_step);
       PLAIT_UNROLL
-      for (int j = 0; j < panel_vectors; ++j) acc[r][j] = Isa::zero();
-      PLAIT_UNROLL
-      for (int u = 0; u < units; ++u) {
-        const typename Isa::V av = Isa::broadcast(a + u * p.a_step);
-        PLAIT_UNROLL
-        for (int j = 0; j < panel_vectors; ++j) acc[r][j] = dot<pairs>(acc[r][j], av, b[u][j]);
-      }
+      for (int j = 0; j < V; ++j) acc[r][j] = dot<pairs>(acc[r][j], av, b[u][j]);
     }
-    stream_whole_rows<type, R>(p, row, acc);
-  };
-  int64_t row = 0;
-  for (; row + 2 <= p.num_rows; row += 2) run.template operator()<2>(row);
-  if (row < p.num_rows) run.template operator()<1>(row);
+  }
+  PLAIT_UNROLL
+  for (int r = 0; r < R; ++r) {
+    std::byte* out = p.out[row + r] + p.out_offset + first * Isa::width * size_of(type);
+    PLAIT_UNROLL
+    for (int j = 0; j < V; j += 2) Isa::template stream_as<type>(out + j * Isa::width * size_of(type), acc[r][j], acc[r][j + 1]);
+  }
+}
+
+/// Where writing the results is most of the work: vectors of the panel are loaded once for all rows.
+template <bool pairs, int units, DType type>
+void stream_short_panel(const PanelProduct& p) {
+  constexpr int V = units <= 4 ? panel_vectors : 2, R = 8 / V;
+  for (int first = 0; first < panel_vectors; first += V) {
+    typename Isa::V b[units][V];
+    PLAIT_UNROLL
+    for (int u = 0; u < units; ++u) {
+      PLAIT_UNROLL
+      for (int j = 0; j < V; ++j) b[u][j] = Isa::load(p.b + u * panel_width + (first + j) * unit_vector);
+    }
+    int64_t row = 0;
+    for (; row + R <= p.num_rows; row += R) stream_short_rows<pairs, units, V, type, R>(p, b, row, first);
+    for (; row < p.num_rows; ++row) stream_short_rows<pairs, units, V, type, 1>(p, b, row, first);
+  }
 }
 
 template <bool pairs, int units = short_units>
@@ -257,12 +268,14 @@ void stream_short(const PanelProduct& p) {
   if constexpr (units > 1) {
     if (p.units < units) return stream_short<pairs, units - 1>(p);
   }
-  if (p.out_type == DType::bf16) return stream_short_rows<pairs, units, DType::bf16>(p);
-  stream_short_rows<pairs, units, DType::f32>(p);
+  if (p.out_type == DType::bf16) return stream_short_panel<pairs, units, DType::bf16>(p);
+  stream_short_panel<pairs, units, DType::f32>(p);
 }
 
+/// Half panels of bf16 results are single lines: they gain nothing.
 bool is_short_stream(const PanelProduct& p) {
-  return p.stream && p.source == nullptr && p.units > 0 && p.units <= short_units && p.columns == panel_width && !p.load_acc && !p.store_acc;
+  const int64_t most_units = p.out_type == DType::f32 ? short_units : 4;
+  return p.stream && p.source == nullptr && p.units > 0 && p.units <= most_units && p.columns == panel_width && !p.load_acc && !p.store_acc;
 }
 
 void multiply(const PanelProduct& p) {
