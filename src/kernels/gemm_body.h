@@ -249,17 +249,17 @@ template <bool pairs, int units, int V, DType type, int R>
 /// Where writing the results is most of the work: vectors of the panel are loaded once for all rows.
 template <bool pairs, int units, DType type>
 void stream_short_panel(const PanelProduct& p) {
-  constexpr int V = units <= 4 ? panel_vectors : 2, R = 8 / V;
-  for (int first = 0; first < panel_vectors; first += V) {
-    typename Isa::V b[units][V];
+  constexpr int vectors = units <= 4 ? panel_vectors : 2, rows = 8 / vectors;
+  for (int first = 0; first < panel_vectors; first += vectors) {
+    typename Isa::V b[units][vectors];
     PLAIT_UNROLL
     for (int u = 0; u < units; ++u) {
       PLAIT_UNROLL
-      for (int j = 0; j < V; ++j) b[u][j] = Isa::load(p.b + u * panel_width + (first + j) * unit_vector);
+      for (int j = 0; j < vectors; ++j) b[u][j] = Isa::load(p.b + u * panel_width + (first + j) * unit_vector);
     }
     int64_t row = 0;
-    for (; row + R <= p.num_rows; row += R) stream_short_rows<pairs, units, V, type, R>(p, b, row, first);
-    for (; row < p.num_rows; ++row) stream_short_rows<pairs, units, V, type, 1>(p, b, row, first);
+    for (; row + rows <= p.num_rows; row += rows) stream_short_rows<pairs, units, vectors, type, rows>(p, b, row, first);
+    for (; row < p.num_rows; ++row) stream_short_rows<pairs, units, vectors, type, 1>(p, b, row, first);
   }
 }
 
