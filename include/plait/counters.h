@@ -59,7 +59,7 @@ struct ZoneEvent {
   int64_t end_ns;
 };
 
-/// Told of zones as they begin and end, on the rank's calling thread: for a profiler.
+/// Told of zones, and of the tiles of fused calls, as they begin and end on the rank's calling thread: for a profiler.
 class ZoneObserver {
  public:
   virtual ~ZoneObserver() = default;

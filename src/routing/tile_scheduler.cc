@@ -47,6 +47,7 @@ class TileScheduler::Run {
         gates_(scheduler.gates_),
         group_(group),
         arrival_(arrival),
+        observer_(context.recorder().observer),
         progress_(chains_.size()),
         arrived_(static_cast<size_t>(group.size())),
         workers_(static_cast<size_t>(context.threads())),
@@ -105,6 +106,7 @@ class TileScheduler::Run {
   std::vector<Gate>& gates_;
   Group& group_;
   const Arrival& arrival_;
+  ZoneObserver* observer_;  ///< told of the calling thread's tiles
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -138,11 +140,14 @@ void TileScheduler::Run::work(int worker) {
       continue;
     }
     const int chain = self.chain;
+    const Stage stage = chains_[static_cast<size_t>(chain)].steps[static_cast<size_t>(at.step)].stage;
     ++running_;
     lock.unlock();
+    if (worker == 0 && observer_ != nullptr) observer_->begin(stage);
     run_tile_[static_cast<size_t>(chain)](at);
+    if (worker == 0 && observer_ != nullptr) observer_->end(stage);
     lock.lock();
-    add_time(chains_[static_cast<size_t>(chain)].steps[static_cast<size_t>(at.step)].stage);
+    add_time(stage);
     --running_;
     finish_tile(chain);
   }

@@ -255,6 +255,26 @@ TEST_P(TileSchedulerTest, OptionalChainsOnlyFillAWait) {
   }
 }
 
+/// A profiler is told of the calling thread's tiles, one after the other.
+TEST_P(TileSchedulerTest, AProfilerSeesTheTilesOfTheCallingThread) {
+  struct Counting final : ZoneObserver {
+    void begin(Stage stage) override {
+      EXPECT_EQ(stage, Stage::gate_up);
+      EXPECT_EQ(std::this_thread::get_id(), thread);
+      EXPECT_EQ(begun++, ended);
+    }
+    void end(Stage) override { EXPECT_EQ(++ended, begun); }
+    std::thread::id thread = std::this_thread::get_id();
+    int begun = 0, ended = 0;
+  } observer;
+  context->recorder().observer = &observer;
+  for (int i = 0; i < 4; ++i) add(chain_with({5, 3}));
+  ASSERT_TRUE(run().ok());
+  EXPECT_EQ(ran.size(), 32U);
+  const auto own = std::count_if(ran.begin(), ran.end(), [](const Tile& tile) { return tile.worker == 0; });
+  EXPECT_EQ(observer.ended, own);
+}
+
 TEST_P(TileSchedulerTest, LateRowsDoNotHoldUpOthers) {
   group.mark(3);
   add(chain_with({2}, {1, 2}));

@@ -48,7 +48,7 @@ class Experts(nn.Module):
         limit: float = 7.0,
         alpha: float = 1.702,
         bias: bool = False,
-        dispatcher: str = "alltoall",
+        dispatcher: str = "mc2",
         sentinel: bool = False,
         recompute: bool = False,
         dtype: torch.dtype | None = None,

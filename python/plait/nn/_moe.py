@@ -194,7 +194,7 @@ class MoE(nn.Module):
         limit: float = 7.0,
         alpha: float = 1.702,
         expert_bias: bool = False,
-        dispatcher: str = "alltoall",
+        dispatcher: str = "mc2",
         recompute: bool = False,
         dtype: torch.dtype | None = None,
     ):

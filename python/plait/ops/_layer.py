@@ -86,7 +86,7 @@ def moe_layer(
     interleaved: bool = False,
     limit: float = 7.0,
     alpha: float = 1.702,
-    dispatcher: str = "alltoall",
+    dispatcher: str = "mc2",
     sentinel: bool = False,
     recompute: bool = False,
     accumulate_into: Mapping[str, Tensor] | None = None,
@@ -106,7 +106,7 @@ def moe_layer(
         gate_up_bias, down_bias: (e,2I) and (e,H), or both None.
         activation: "swiglu", "swiglu_clamped" (with limit and alpha), "geglu_tanh" or "relu2".
         interleaved: columns are gate, up, gate, up, ... instead of [gate | up].
-        dispatcher: "alltoall", "eager", "allgather", "mc2" or "auto".
+        dispatcher: "mc2" (rows are read and written where they lie), "alltoall", "eager", "allgather" or "auto".
         sentinel: ids of E and above contribute nothing, instead of being refused.
         recompute: keep less for backward and compute it again there; same bits.
         accumulate_into: float32 tensors for "gate_up" and "down", in their shapes, to which backward adds the gradients of these weights

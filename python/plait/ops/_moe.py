@@ -121,7 +121,7 @@ def moe(
     interleaved: bool = False,
     limit: float = 7.0,
     alpha: float = 1.702,
-    dispatcher: str = "alltoall",
+    dispatcher: str = "mc2",
     combine: str = "exact",
     recompute: bool = False,
     accumulate_into: Mapping[str, Tensor] | None = None,

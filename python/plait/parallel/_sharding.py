@@ -119,7 +119,7 @@ def shard_experts(
     group: Group,
     *,
     name: str = "experts",
-    dispatcher: str = "alltoall",
+    dispatcher: str = "mc2",
     sentinel: bool = False,
     recompute: bool = False,
 ) -> nn.Module:
