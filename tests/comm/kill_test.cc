@@ -197,7 +197,8 @@ TEST(KillTest, AllRanksThenRestartAtOnceWithAnotherSize) {
       return group->barrier("works");
     });
     for (const Outcome& outcome : next.wait()) EXPECT_EQ(outcome.to_string(), "ok");
-    for (const Outcome& outcome : killed.wait()) EXPECT_EQ(outcome.signal, SIGKILL);
+    // One whose turn came late may have noticed the death of another before.
+    for (const Outcome& outcome : killed.wait()) EXPECT_NE(outcome.to_string(), "ok");
   }
   EXPECT_FALSE(name_in_use(job, "g"));
   EXPECT_EQ(count_shared_files(), shared_before);
