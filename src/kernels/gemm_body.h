@@ -51,21 +51,22 @@ template <DType type, int R>
 }
 
 /// The same past the caches: results that are written once and read by nobody soon need not be read from memory first.
-template <DType type, int R>
-[[gnu::always_inline]] inline void stream_whole_rows(const PanelProduct& p, int64_t row, const Accumulators<R>& acc) {
+/// `acc` holds V vectors of the panel from `first` on.
+template <DType type, int R, int V>
+[[gnu::always_inline]] inline void stream_rows(const PanelProduct& p, int64_t row, int first, const typename Isa::V (&acc)[R][V]) {
   PLAIT_UNROLL
   for (int r = 0; r < R; ++r) {
-    std::byte* out = p.out[row + r] + p.out_offset;
+    std::byte* out = p.out[row + r] + p.out_offset + first * Isa::width * size_of(type);
     PLAIT_UNROLL
-    for (int j = 0; j < panel_vectors; j += 2) Isa::template stream_as<type>(out + j * Isa::width * size_of(type), acc[r][j], acc[r][j + 1]);
+    for (int j = 0; j < V; j += 2) Isa::template stream_as<type>(out + j * Isa::width * size_of(type), acc[r][j], acc[r][j + 1]);
   }
 }
 
 template <int R>
 [[gnu::always_inline]] inline void finish_rows(const PanelProduct& p, int64_t row, const Accumulators<R>& acc) {
   const bool whole = !p.store_acc && p.columns == panel_width;
-  if (whole && p.stream && p.out_type == DType::bf16) return stream_whole_rows<DType::bf16, R>(p, row, acc);
-  if (whole && p.stream && p.out_type == DType::f32) return stream_whole_rows<DType::f32, R>(p, row, acc);
+  if (whole && p.stream && p.out_type == DType::bf16) return stream_rows<DType::bf16>(p, row, 0, acc);
+  if (whole && p.stream && p.out_type == DType::f32) return stream_rows<DType::f32>(p, row, 0, acc);
   if (whole && p.out_type == DType::bf16) return write_whole_rows<DType::bf16, R>(p, row, acc);
   if (whole && p.out_type == DType::f32) return write_whole_rows<DType::f32, R>(p, row, acc);
   alignas(64) float values[R * panel_width];
@@ -238,12 +239,7 @@ template <bool pairs, int units, int V, DType type, int R>
       for (int j = 0; j < V; ++j) acc[r][j] = dot<pairs>(acc[r][j], av, b[u][j]);
     }
   }
-  PLAIT_UNROLL
-  for (int r = 0; r < R; ++r) {
-    std::byte* out = p.out[row + r] + p.out_offset + first * Isa::width * size_of(type);
-    PLAIT_UNROLL
-    for (int j = 0; j < V; j += 2) Isa::template stream_as<type>(out + j * Isa::width * size_of(type), acc[r][j], acc[r][j + 1]);
-  }
+  stream_rows<type>(p, row, first, acc);
 }
 
 /// Where writing the results is most of the work: vectors of the panel are loaded once for all rows.

@@ -5,6 +5,7 @@
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plait/context.h"
@@ -18,6 +19,9 @@ struct Probe {
   double read_gbps = 0;
 };
 Result<Probe> probe_machine(const Context& context);
+/// The two lines with which a bench's table begins.
+std::string describe_machine(std::string_view cpu, std::string_view tier, int threads, const Probe& probe);
+nlohmann::ordered_json to_json(const Probe& probe);
 
 /// The gate_up matmul of a layer: x (rows, H) times weights (E, H, 2I).
 struct GmmCase {

@@ -6,10 +6,17 @@
 
 namespace plait {
 
+std::string describe_machine(std::string_view cpu, std::string_view tier, int threads, const Probe& probe) {
+  return fmt::format("{}, kernels {}, {} {}\nprobed: f32 {:.1f} GFLOP/s, bf16 {:.1f} GFLOP/s, memory read {:.1f} GB/s\n", cpu, tier, threads,
+                     threads == 1 ? "thread" : "threads", probe.f32_gflops, probe.bf16_gflops, probe.read_gbps);
+}
+
+nlohmann::ordered_json to_json(const Probe& probe) {
+  return {{"f32_gflops", probe.f32_gflops}, {"bf16_gflops", probe.bf16_gflops}, {"read_gbps", probe.read_gbps}};
+}
+
 std::string format_table(const BenchGmmReport& report) {
-  std::string out = fmt::format("{}, kernels {}, {} {}\n", report.cpu, report.tier, report.threads, report.threads == 1 ? "thread" : "threads");
-  out += fmt::format("probed: f32 {:.1f} GFLOP/s, bf16 {:.1f} GFLOP/s, memory read {:.1f} GB/s\n", report.probe.f32_gflops, report.probe.bf16_gflops,
-                     report.probe.read_gbps);
+  std::string out = describe_machine(report.cpu, report.tier, report.threads, report.probe);
   out += fmt::format("{:>5} {:>5} {:>5} {:>4} {:>4} {:>7} {:>9} {:>9} {:>8} {:>6} {:>6} {:>6} {:>6} {:>6}\n", "H", "I", "rows", "E", "type", "op",
                      "best ms", "median", "GFLOP/s", "%peak", "GB/s", "%read", "%bound", "rounds");
   for (const GmmTiming& t : report.timings) {
@@ -43,7 +50,7 @@ nlohmann::ordered_json to_json(const GmmTiming& t) {
 
 nlohmann::ordered_json to_json(const BenchGmmReport& report) {
   nlohmann::ordered_json json{{"cpu", report.cpu}, {"tier", report.tier}, {"threads", report.threads}};
-  json["probe"] = {{"f32_gflops", report.probe.f32_gflops}, {"bf16_gflops", report.probe.bf16_gflops}, {"read_gbps", report.probe.read_gbps}};
+  json["probe"] = to_json(report.probe);
   json["interrupted"] = report.interrupted;
   json["timings"] = nlohmann::ordered_json::array();
   for (const GmmTiming& t : report.timings) json["timings"].push_back(to_json(t));

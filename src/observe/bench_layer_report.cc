@@ -22,9 +22,7 @@ std::string format_layer(const LayerTiming& layer) {
 
 std::string format_table(const BenchLayerReport& report) {
   const Case& c = report.run_case;
-  std::string out = fmt::format("{}, kernels {}, {} {}\n", report.cpu, report.tier, report.threads, report.threads == 1 ? "thread" : "threads");
-  out += fmt::format("probed: f32 {:.1f} GFLOP/s, bf16 {:.1f} GFLOP/s, memory read {:.1f} GB/s\n", report.probe.f32_gflops, report.probe.bf16_gflops,
-                     report.probe.read_gbps);
+  std::string out = describe_machine(report.cpu, report.tier, report.threads, report.probe);
   out += fmt::format("one rank, {} tokens, H {}, I {}, {} experts, top-{}, {}, {}\n", c.tokens, c.layer.hidden, c.layer.intermediate,
                      c.layer.router.num_experts, c.layer.router.top_k, name(c.layer.dtype), c.backward ? "forward and backward" : "forward");
   for (const LayerTiming& layer : report.layers) {
@@ -38,7 +36,7 @@ std::string format_table(const BenchLayerReport& report) {
 nlohmann::ordered_json to_json(const BenchLayerReport& report) {
   const Case& c = report.run_case;
   nlohmann::ordered_json json{{"cpu", report.cpu}, {"tier", report.tier}, {"threads", report.threads}};
-  json["probe"] = {{"f32_gflops", report.probe.f32_gflops}, {"bf16_gflops", report.probe.bf16_gflops}, {"read_gbps", report.probe.read_gbps}};
+  json["probe"] = to_json(report.probe);
   json["shape"] = {{"tokens", c.tokens},
                    {"hidden", c.layer.hidden},
                    {"intermediate", c.layer.intermediate},
