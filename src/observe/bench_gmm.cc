@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "observe/bench_gmm_case.h"
 #include "observe/probe.h"
+#include "observe/run_phases.h"
 #include "plait/counters.h"
 
 namespace plait {
@@ -21,12 +22,6 @@ Status check_case(const GmmCase& c) {
   if (!sizes) return Status::invalid_argument(fmt::format("bench gmm: {}: sizes must be at least 1, rows at least 0", describe(c)));
   if (!is_floating(c.dtype)) return Status::invalid_argument(fmt::format("bench gmm: type {}: allowed are f32, bf16, f16", name(c.dtype)));
   return {};
-}
-
-double median(std::vector<double> times) {
-  std::sort(times.begin(), times.end());
-  size_t middle = times.size() / 2;
-  return times.size() % 2 == 1 ? times[middle] : (times[middle - 1] + times[middle]) / 2;
 }
 
 /// The three operators in turn, round after round, with the probe between the rounds. Times in ms, per operator.
@@ -67,9 +62,10 @@ class CaseTimer {
 /// Shares are filled in at the end of the run, from its best probes.
 GmmTiming timing_of(const GmmCase& shape, const BenchGmmCase& operands, size_t op, const std::vector<double>& times) {
   GmmTiming t{.shape = shape, .op = std::string(BenchGmmCase::ops[op])};
-  t.rounds = static_cast<int64_t>(times.size());
-  t.best_ms = *std::min_element(times.begin(), times.end());
-  t.median_ms = median(times);
+  const Timing ms = timing(times);
+  t.rounds = ms.n;
+  t.best_ms = ms.min;
+  t.median_ms = ms.median;
   t.gflops = operands.flops() / (t.best_ms * 1e6);
   t.gbps = operands.bytes(op) / (t.best_ms * 1e6);
   return t;

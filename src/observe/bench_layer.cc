@@ -12,6 +12,7 @@
 #include "observe/inputs.h"
 #include "observe/measure.h"
 #include "observe/probe.h"
+#include "observe/run_phases.h"
 #include "plait/group.h"
 
 namespace plait {
@@ -20,13 +21,6 @@ namespace {
 constexpr int64_t least_rounds = 3, most_rounds = 300;
 
 double milliseconds(int64_t ns) { return static_cast<double>(ns) * 1e-6; }
-
-double best(const std::vector<double>& times) { return *std::min_element(times.begin(), times.end()); }
-double median(std::vector<double> times) {
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
-}
 
 /// Times in ms of all rounds of one dispatcher.
 struct Rounds {
@@ -107,13 +101,15 @@ Status LayerBench::measure() {
 
 LayerTiming timing_of(const LayerBench& bench, const Rounds& rounds, const BenchLayerReport& report, Dispatcher dispatcher) {
   LayerTiming layer{.dispatcher = dispatcher};
-  layer.rounds = static_cast<int64_t>(rounds.step.size());
+  const Timing step = timing(rounds.step);
+  layer.rounds = step.n;
   if (layer.rounds == 0) return layer;
-  layer.best_ms = best(rounds.step);
-  layer.median_ms = median(rounds.step);
+  layer.best_ms = step.min;
+  layer.median_ms = step.median;
   const double peak = report.run_case.layer.dtype == DType::bf16 ? report.probe.bf16_gflops : report.probe.f32_gflops;
   for (size_t i = 0; i < rounds.stage.size(); ++i) {
-    StageTiming t{.stage = static_cast<Stage>(i), .best_ms = best(rounds.stage[i]), .median_ms = median(rounds.stage[i])};
+    const Timing times = timing(rounds.stage[i]);
+    StageTiming t{.stage = static_cast<Stage>(i), .best_ms = times.min, .median_ms = times.median};
     if (t.median_ms <= 0) continue;
     const StageWork work = stage_work(report.run_case, bench.rows(), t.stage, dispatcher);
     t.share = t.median_ms / layer.median_ms;
